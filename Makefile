@@ -1,0 +1,49 @@
+# Two targets do everything on a fresh machine: `make demo` and `make test`. Both go through `make setup`.
+
+PYTHON ?= python3.11
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint types unit bench docs format clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /	/' | expand -t 10
+
+setup: $(STAMP)  ## one .venv with the pinned packages; nothing to do when it is up to date
+
+# pip rather than uv: the index of the pinned CPU build of torch is in pip's own settings.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@touch $@
+
+demo: setup  ## find and prove the symmetries of the built-in example models
+	@$(BIN)/onebasin demo
+
+test: lint types unit  ## lint, types, all tests and doctests
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+# Two workers, one torch thread each (tests/conftest.py): the tests are many small models.
+unit: setup
+	$(BIN)/pytest -n 2 $(TESTS)
+
+bench: setup  ## the benchmarks, one table each
+	@for file in benchmarks/[a-z]*.py; do $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done
+
+docs: setup  ## rewrite what is generated: docs/cli.md and the sample output in README.md
+	$(BIN)/python docs/generate.py
+
+format: setup  ## let ruff fix and format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove everything that make made
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis onebasin-demo
+	find onebasin tests benchmarks docs examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Benchmarks that test our claims; run one with `python -m benchmarks.<name>`."""

@@ -1,0 +1,88 @@
+"""Write what the documentation says about the program: docs/cli.md from ``--help``, and the sample output in README.md.
+
+``python docs/generate.py`` rewrites both; with ``--check`` it only reports what is out of date (exit code 1).
+"""
+
+import contextlib
+import io
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from onebasin.cli.main import group
+from onebasin.errors import OnebasinError
+
+ROOT = Path(__file__).resolve().parent.parent
+_BEGIN, _END = "<!-- output of the example: begin (make docs) -->", "<!-- output of the example: end -->"
+
+
+def cli_reference() -> str:
+    """Return the whole of docs/cli.md."""
+    parts = [
+        "# Command line",
+        "Written by `make docs` from `--help`; do not edit.",
+        _help(group, "onebasin", None),
+    ]
+    parts += [_help(group.commands[name], f"onebasin {name}", group) for name in sorted(group.commands)]
+    rows = [(0, "done"), (1, "a bug of ours; please report it"), (2, "wrong usage: an unknown option or command")]
+    rows += sorted((kind.exit_code, _question(kind)) for kind in [OnebasinError, *OnebasinError.__subclasses__()])
+    rows += [(130, "interrupted"), (141, "the reader of the output closed it")]
+    table = ["| code | meaning |", "| --- | --- |", *(f"| {code} | {meaning} |" for code, meaning in rows)]
+    parts += ["## Exit codes", "\n".join(table)]
+    return "\n\n".join(parts) + "\n"
+
+
+def readme_example(text: str) -> str:
+    """Return the first Python block of a page."""
+    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
+    if found is None:
+        raise SystemExit("README.md has no python block")
+    return found[1]
+
+
+def readme(text: str) -> str:
+    """Return README.md with the output of its first Python block between the two markers."""
+    captured = io.StringIO()
+    with contextlib.redirect_stdout(captured):
+        exec(compile(readme_example(text), "README.md", "exec"), {"__name__": "readme"})
+    head, _, rest = text.partition(_BEGIN)
+    _, _, tail = rest.partition(_END)
+    output = "\n".join(line.rstrip() for line in captured.getvalue().rstrip().splitlines())
+    return f"{head}{_BEGIN}\n```text\n{output}\n```\n{_END}{tail}"
+
+
+def pages() -> dict[Path, str]:
+    """Return each generated page with the text it should have."""
+    front = ROOT / "README.md"
+    return {
+        ROOT / "docs" / "cli.md": cli_reference(),
+        front: readme(front.read_text(encoding="utf-8")),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Rewrite the pages, or only compare them."""
+    stale = {path: text for path, text in pages().items() if not path.is_file() or path.read_text("utf-8") != text}
+    for path, text in stale.items():
+        if "--check" not in arguments:
+            path.write_text(text, encoding="utf-8")
+        print(f"{path.relative_to(ROOT)} {'is out of date: run make docs' if '--check' in arguments else 'written'}")
+    return 1 if stale and "--check" in arguments else 0
+
+
+def _help(command: click.Command, name: str, parent: click.Command | None) -> str:
+    outer = None if parent is None else click.Context(parent, info_name="onebasin", terminal_width=80)
+    context = click.Context(command, info_name=name.split()[-1], parent=outer, terminal_width=80)
+    context.help_option_names = ["-h", "--help"]
+    return f"## {name}\n\n```text\n{command.get_help(context).rstrip()}\n```"
+
+
+def _question(kind: type[OnebasinError]) -> str:
+    first = (kind.__doc__ or "").strip().splitlines()[0]
+    return f"`{kind.__name__}`: {first}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,24 @@
+"""onebasin: a crowd of neural networks becomes one posterior you can read.
+
+What is listed here is the public interface; anything else may change without notice.
+"""
+
+from onebasin import errors
+from onebasin.errors import OnebasinError
+from onebasin.population import Population
+from onebasin.state import State
+from onebasin.symmetry import Element, Leg, Proof, Space, Symmetry, discover, verify
+
+__all__ = [
+    "Element",
+    "Leg",
+    "OnebasinError",
+    "Population",
+    "Proof",
+    "Space",
+    "State",
+    "Symmetry",
+    "discover",
+    "errors",
+    "verify",
+]

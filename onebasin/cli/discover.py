@@ -1,0 +1,113 @@
+"""``onebasin discover``: a model and an example input -> its symmetries, as a table or as JSON."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+from torch import nn
+
+from onebasin.cli import inputs as example_inputs
+from onebasin.cli.load import Loaded, call_user_code, load
+from onebasin.cli.options import debug, progress, seeded
+from onebasin.errors import DiskError, InputError, SymmetryError
+from onebasin.population import Population
+from onebasin.state import as_spec, check_state
+from onebasin.symmetry import discover as find
+from onebasin.symmetry import verify
+
+
+@click.command()
+@click.argument("reference", metavar="MODEL")
+@click.option(
+    "--input",
+    "texts",
+    multiple=True,
+    metavar="INPUT",
+    help=f"Example input: {example_inputs.GRAMMAR}. Repeat it for several. "
+    "Default: example_input() beside the factory.",
+)
+@click.option(
+    "--vocabulary",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Draw ids below this. Default: the size of the model's smallest embedding.",
+)
+@click.option("--weights", type=click.Path(path_type=Path), help="Checkpoint to load into the model first.")
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    show_default=True,
+    help="Seed of weights, inputs, proof.",
+)
+@click.option("--verify", "prove", is_flag=True, help="Also print the proof, one row per space and freedom.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table, and nothing else.")
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the JSON to this file.")
+@debug
+def discover(
+    *,
+    reference: str,
+    texts: tuple[str, ...],
+    vocabulary: int | None,
+    weights: Path | None,
+    seed: int,
+    prove: bool,
+    as_json: bool,
+    output: Path | None,
+) -> None:
+    """Find and prove the symmetries of MODEL.
+
+    MODEL is path/to/file.py:factory or package.module:factory, where the factory is a function without arguments
+    that returns an nn.Module, a module class that needs no arguments, or a module.
+
+    \b
+      onebasin discover examples/digits_cnn.py:digits_cnn
+      onebasin discover examples/digits_cnn.py:digits_cnn --input 4x1x8x8 --verify
+      onebasin discover my_package.models:tagger --input ids:2x16 --json
+    """  # noqa: D301 - click reads the backspace: keep these lines apart
+    with seeded(seed):
+        loaded = load(reference)
+        inputs = _inputs(loaded, texts, vocabulary, seed)
+    if weights is not None:
+        _load_weights(loaded.model, weights)
+    with progress(f"discovering the symmetries of {reference} ..."):
+        symmetry = find(loaded.model, inputs, seed=seed)
+        proof = verify(loaded.model, symmetry, inputs) if prove else None
+    if output is not None:
+        _write(output, symmetry.to_json())
+    click.echo(symmetry.to_json() if as_json else str(symmetry))
+    if proof is not None:
+        click.echo(f"\n{proof}", err=as_json)  # stdout stays pure JSON
+        if not proof.passed:
+            raise SymmetryError("The proof failed: these symmetries change the function of the model.")
+
+
+def _inputs(loaded: Loaded, texts: tuple[str, ...], vocabulary: int | None, seed: int) -> Any:
+    if texts:
+        return example_inputs.draw(texts, loaded.model, vocabulary=vocabulary, seed=seed)
+    if loaded.example_input is None:
+        raise InputError(
+            "Which example input runs through the model? Give --input, as in --input 2x3x32x32 or --input ids:2x16, "
+            "or define example_input() beside the factory."
+        )
+    return call_user_code(loaded.example_input, "example_input()")
+
+
+def _load_weights(model: nn.Module, path: Path) -> None:
+    spec = as_spec(model)
+    state = Population.open(path).member(0)
+    # Half-precision checkpoints of float models are common; anything but precision must agree.
+    state = {
+        name: value.to(spec[name].dtype) if name in spec and value.dtype.is_floating_point else value
+        for name, value in state.items()
+    }
+    check_state(state, spec, where=str(path))
+    model.load_state_dict(state, strict=False)  # checked above; only extra state that is no tensor may be absent
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise DiskError(f"{path} cannot be written ({error.strerror}); choose another --output.") from error

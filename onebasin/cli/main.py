@@ -1,0 +1,87 @@
+"""The command group, and the one place where an exception becomes a sentence and an exit code.
+
+Exit codes: 0 done; 1 a bug of ours; 2 wrong usage; others belong to one class of ``OnebasinError`` each.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from onebasin.cli.demo import demo
+from onebasin.cli.discover import discover
+from onebasin.cli.options import debug
+from onebasin.errors import DiskError, OnebasinError
+
+_BUG, _INTERRUPTED, _PIPE_CLOSED = 1, 130, 141
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="onebasin", message="%(prog)s %(version)s")
+@debug
+def group() -> None:
+    """Find the symmetries of neural networks, and read crowds of networks as one posterior."""
+
+
+group.add_command(demo)
+group.add_command(discover)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: what follows the program's name; ``None`` reads the process's own.
+
+    Returns:
+        The exit code. Errors have been printed to stderr, in one sentence when they are the user's to solve.
+    """
+    settings = {"debug": False}
+    try:
+        code = group.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="onebasin",
+            standalone_mode=False,
+            obj=settings,
+        )
+        sys.stdout.flush()
+    except Exception as error:
+        if settings["debug"]:
+            traceback.print_exc()
+        return _report(error)
+    return code if isinstance(code, int) else 0
+
+
+def entry() -> None:
+    """Run the process's own arguments and leave with the exit code."""
+    code = main()
+    try:
+        sys.stdout.flush()
+    except OSError:  # reported already; the interpreter would try again on its way out and complain
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _report(error: Exception) -> int:
+    if isinstance(error, click.ClickException):
+        error.show()
+        return error.exit_code
+    if isinstance(error, click.Abort):
+        click.echo("stopped", err=True)
+        return _INTERRUPTED
+    if isinstance(error, BrokenPipeError):  # `onebasin ... | head` has read enough
+        return _PIPE_CLOSED
+    if isinstance(error, OSError):  # a full disk behind stdout, a file that vanished: the machine's, not ours
+        click.echo(f"error: {error}", err=True)
+        return DiskError.exit_code
+    if isinstance(error, OnebasinError):
+        click.echo(f"error: {' '.join(str(error).split())}", err=True)  # one sentence, one line
+        return error.exit_code
+    click.echo(
+        f"bug: {type(error).__name__}: {error}\n"
+        "This is a fault of onebasin, not yours: please report it with the output of the same command and --debug.",
+        err=True,
+    )
+    return _BUG

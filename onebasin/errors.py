@@ -1,0 +1,66 @@
+"""One root class, and one subclass per question the user must answer.
+
+Every message says what was expected, what was found, where, and what to do. The command line turns an error into
+its message and its `exit_code`; codes 1 and 2 belong to Python and to the option parser.
+
+    >>> sorted(kind.exit_code for kind in OnebasinError.__subclasses__())
+    [4, 5, 6, 7, 8, 9, 10, 11]
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class OnebasinError(Exception):
+    """Anything that onebasin refuses to do."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class SpecError(OnebasinError):
+    """Do these networks fit together? A tensor is missing, extra, not finite, or of another shape or dtype."""
+
+    exit_code = 4
+
+
+class StorageError(OnebasinError):
+    """Is the file whole? It is absent, truncated, corrupt, half written or holds no network."""
+
+    exit_code = 5
+
+
+class UnsafeFileError(OnebasinError):
+    """Do you trust this file? It is a pickle that wants to run code, and it was not run."""
+
+    exit_code = 6
+
+
+class DiskError(OnebasinError):
+    """Where else can this be written? The disk is full or refuses to be written."""
+
+    exit_code = 7
+
+
+class TraceError(OnebasinError):
+    """Which example input runs through the model? The model could not be traced."""
+
+    exit_code = 8
+
+
+class SymmetryError(OnebasinError):
+    """Is this the symmetry of this network? An element or a symmetry does not fit."""
+
+    exit_code = 9
+
+
+class InputError(OnebasinError):
+    """What did you mean? An example input or an option cannot be used."""
+
+    exit_code = 10
+
+
+class ModelError(OnebasinError):
+    """Which model do you mean? The file, the factory in it, or what the factory returned is not usable."""
+
+    exit_code = 11

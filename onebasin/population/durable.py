@@ -1,0 +1,163 @@
+"""Write a file so that it is either whole or not there: temporary name, fsync, publish, fsync of the folder."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from onebasin.errors import DiskError, InputError
+
+TEMPORARY = ".partial-"  # infix of names that readers ignore
+_SYNC_SECONDS = 0.03  # pause between two early syncs; a small file is written before the first
+_MARGIN = 16 << 20  # bytes left free, so that a full disk does not also break the user's logs
+
+_REFUSALS = {
+    errno.ENOSPC: "the disk is full: free some space or choose another place",
+    errno.EDQUOT: "your quota is used up: free some space or choose another place",
+    errno.EROFS: "the disk is read-only: choose another place",
+    errno.EACCES: "permission is refused: choose another place or change the permissions",
+    errno.EPERM: "permission is refused: choose another place or change the permissions",
+    errno.ENOTDIR: "a part of the path is a file, not a folder: choose another place",
+    errno.EFBIG: "files of this size are not allowed there: choose another place",
+}
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Translate refusals of the disk into `DiskError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSALS or isinstance(error, FileExistsError):  # a claimed name is for the caller
+            raise
+        raise DiskError(f"cannot write {path}: {_REFUSALS[error.errno]}") from error
+
+
+def need_space(folder: Path, nbytes: int) -> None:
+    """Raise `DiskError` unless `folder` has room for `nbytes` and a margin."""
+    free = shutil.disk_usage(folder).free
+    if free < nbytes + _MARGIN:
+        raise DiskError(
+            f"writing to {folder} needs {(nbytes + _MARGIN) / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free: "
+            "free some space or choose another place"
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder and its parents."""
+    try:
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise DiskError(f"cannot write {folder}: a file of this name is in the way; choose another place") from error
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return a fresh name in the folder of `path` that readers ignore."""
+    return path.with_name(f".{path.name}{TEMPORARY}{secrets.token_hex(4)}")
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """List temporary files: each belongs to a writer at work, or to one that was killed."""
+    return sorted(path for path in folder.iterdir() if TEMPORARY in path.name)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable, where the system can."""
+    with suppress(OSError, AttributeError):  # Windows cannot open a folder
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def publish(path: Path, write: Callable[[BinaryIO], object], *, replace: bool = False) -> None:
+    """Create `path` with what `write` writes: readers see the whole file or none.
+
+    Args:
+        path: the final name.
+        write: receives the open temporary file.
+        replace: whether an existing file may be replaced; otherwise `FileExistsError`, and that file stays.
+    """
+    temporary = temporary_beside(path)
+    try:
+        with disk_errors(path):
+            with temporary.open("xb") as file:
+                with _early_sync(file):
+                    write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            if replace:
+                os.replace(temporary, path)
+            else:
+                _claim(temporary, path)
+    finally:
+        with suppress(OSError):  # gone already, or the disk refuses everything; the first error is the one to show
+            temporary.unlink()
+    sync_folder(path.parent)
+
+
+@contextmanager
+def _early_sync(file: BinaryIO) -> Iterator[None]:
+    """Push bytes to the disk while more are written: the fsync at the end then has little left to wait for."""
+    finished, failures = threading.Event(), list[OSError]()
+
+    def push() -> None:
+        while not finished.wait(_SYNC_SECONDS) and not failures:
+            try:
+                os.fsync(file.fileno())
+            except OSError as error:  # the system reports it once, so it must not be lost here
+                failures.append(error)
+
+    helper = threading.Thread(target=push, daemon=True)
+    helper.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        helper.join()
+    if failures:
+        raise failures[0]
+
+
+def _claim(temporary: Path, path: Path) -> None:
+    """Give the file its name unless the name is taken: a link is atomic where a rename would overwrite."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise
+    except OSError as error:  # a disk without hard links; names carry a writer's identity, so a clash is unlikely
+        if path.exists():
+            raise FileExistsError(path) from error
+        os.rename(temporary, path)
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield an empty folder that takes the name `path` when the block succeeds, and vanishes when it fails."""
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise InputError(
+            f"expected a new or empty folder, but {path} exists and is not empty: "
+            "choose another path, or append to a population with Population.writer(path, spec)"
+        )
+    make_folder(path.parent)
+    temporary = temporary_beside(path)
+    make_folder(temporary)
+    try:
+        yield temporary
+        with disk_errors(path):
+            if path.is_dir():  # empty, as checked; not every system renames onto it
+                path.rmdir()
+            os.rename(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    sync_folder(path.parent)

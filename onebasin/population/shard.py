@@ -1,0 +1,178 @@
+"""One immutable block of members in one safetensors file, with a checksum per tensor.
+
+Layout: stacked tensors (members, *shape) under their own names, two optional reserved tensors for chain and log
+density, and text metadata: format, version, members, writer, sequence, and `checksums`, a JSON object
+{name: 8 hexadecimal digits} whose order is the order of the spec.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import SpecError, StorageError
+from onebasin.population.durable import publish
+from onebasin.population.sources import FileSource
+from onebasin.population.tensor_file import CODES, TensorFile, bytes_of, chunks, fold, read_header, stored_checksum
+from onebasin.state import Spec, TensorSpec, spec_of
+
+FORMAT = "onebasin-shard"
+VERSION = 1
+RESERVED = "onebasin."  # prefix of our own tensors
+_CHAIN, _LOG_DENSITY = RESERVED + "chain", RESERVED + "log_density"
+_NAME = re.compile(r"shard-(\d{5,})-([0-9A-Za-z_]+)\.safetensors")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Members that are together: tensors (n, *shape), chain (n,) and log density (n,) or None."""
+
+    tensors: Mapping[str, Tensor]
+    count: int
+    chain: Tensor | None = None
+    log_density: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard on disk whose header was read."""
+
+    source: FileSource
+    spec: Spec
+    checksums: Mapping[str, str]
+    chain: Tensor | None
+    log_density: Tensor | None
+
+
+def shard_name(sequence: int, writer: str) -> str:
+    """Return the file name; names sort by sequence, then by writer.
+
+    >>> shard_name(3, "a1b2c3d4")
+    'shard-00003-a1b2c3d4.safetensors'
+    """
+    return f"shard-{sequence:05d}-{writer}.safetensors"
+
+
+def shard_key(path: Path) -> tuple[int, str] | None:
+    """Return (sequence, writer) when the name is that of a shard."""
+    found = _NAME.fullmatch(path.name)
+    return (int(found[1]), found[2]) if found else None
+
+
+def check_names(spec: Spec) -> None:
+    """Raise `SpecError` when a tensor cannot be stored: a reserved name or a dtype without a code."""
+    for name, tensor in spec.items():
+        if name.startswith(RESERVED) or name == "__metadata__":
+            raise SpecError(f"tensor name {name} is reserved for the file format: rename this tensor")
+        if tensor.dtype not in CODES:
+            raise SpecError(f"tensor {name} is {tensor}, which a safetensors file cannot hold: convert it first")
+
+
+def write_shard(path: Path, block: Block, *, writer: str = "", sequence: int = 0, replace: bool = False) -> None:
+    """Write one block; the file appears under its name when it is whole and on the disk."""
+    tensors = dict(block.tensors)
+    if block.chain is not None:
+        tensors[_CHAIN] = block.chain
+    if block.log_density is not None:
+        tensors[_LOG_DENSITY] = block.log_density
+    facts = {"members": str(block.count), "writer": writer, "sequence": str(sequence)}
+    publish(path, lambda file: _write(file, tensors, facts), replace=replace)
+
+
+def _write(file: BinaryIO, tensors: Mapping[str, Tensor], facts: dict[str, str]) -> None:
+    """Write header and bytes; checksums are taken on the way, so the header is written twice with equal length."""
+    sums = dict.fromkeys(tensors, "00000000")
+    file.write(_header(tensors, facts, sums))
+    for name in _by_alignment(tensors):
+        value = 0
+        for piece in chunks(bytes_of(tensors[name].contiguous().cpu())):
+            value = fold(piece, value)
+            file.write(piece)
+        sums[name] = f"{value:08x}"
+    file.seek(0)
+    file.write(_header(tensors, facts, sums))
+
+
+def _by_alignment(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Widest dtypes first, as the format's library does, so that every tensor is aligned."""
+    return sorted(tensors, key=lambda name: -tensors[name].dtype.itemsize)
+
+
+def _header(tensors: Mapping[str, Tensor], facts: dict[str, str], sums: dict[str, str]) -> bytes:
+    version = {"format": "pt", "onebasin": FORMAT, "version": str(VERSION)}
+    header: dict[str, object] = {"__metadata__": {**version, **facts, "checksums": json.dumps(sums)}}
+    end = 0
+    for name in _by_alignment(tensors):
+        start, end = end, end + tensors[name].nbytes
+        shape, code = list(tensors[name].shape), CODES[tensors[name].dtype]
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def is_shard(file: TensorFile) -> bool:
+    """Whether the header says that onebasin wrote the file."""
+    return file.metadata.get("onebasin") == FORMAT
+
+
+def read_shard(path: Path) -> Shard:
+    """Read the header of a shard, its chains and log densities; the weights stay on the disk."""
+    return shard_of(read_header(path))
+
+
+def shard_of(file: TensorFile) -> Shard:
+    """Interpret a file as a shard.
+
+    Raises:
+        StorageError: when its header is not that of a shard, or is of a newer version.
+    """
+    version = file.metadata.get("version", "")
+    if version.isdecimal() and int(version) > VERSION:
+        raise StorageError(f"{file.path} has shard version {version}, expected {VERSION}: upgrade onebasin")
+    try:
+        count, sums = int(file.metadata["members"]), dict(json.loads(file.metadata["checksums"]))
+        stored = {name: file.entries[name].spec for name in sums}
+        whole = is_shard(file) and all(tensor.shape[:1] == (count,) for tensor in stored.values())
+    except (KeyError, ValueError):
+        whole = False
+    if not whole:
+        raise StorageError(
+            f"{file.path} is named like a shard but was not written as one (members and checksums do not agree "
+            "with its tensors): move it away, or import it on its own with Population.open"
+        )
+    names = [name for name in stored if not name.startswith(RESERVED)]
+    spec = {name: TensorSpec(stored[name].shape[1:], stored[name].dtype) for name in names}
+    source = FileSource(file, {name: name for name in stored}, count)
+    return Shard(source, spec, sums, _extra(source, _CHAIN), _extra(source, _LOG_DENSITY))
+
+
+def _extra(source: FileSource, name: str) -> Tensor | None:
+    if name not in source.stored:
+        return None
+    values = torch.empty(source.count, dtype=source.file.entries[name].spec.dtype)
+    source.fill({name: values}, torch.arange(source.count))
+    return values
+
+
+def shard_problems(shard: Shard) -> list[str]:
+    """Compare every tensor on the disk with its checksum; return one sentence per difference."""
+    path = shard.source.path
+    return [
+        f"{path}: tensor {name} does not match its checksum (stored {expected}, found {found}): "
+        "restore the file from a copy, or delete it to go on without its members"
+        for name, expected in shard.checksums.items()
+        if (found := stored_checksum(shard.source.file, name)) != expected
+    ]
+
+
+def block_spec(tensors: Mapping[str, Tensor]) -> Spec:
+    """Return the spec of one member of stacked tensors (n, *shape)."""
+    return {name: TensorSpec(tensor.shape[1:], tensor.dtype) for name, tensor in spec_of(tensors).items()}

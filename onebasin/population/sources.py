@@ -1,0 +1,137 @@
+"""Where members come from: tensors in memory, or tensors in files.
+
+A source has `count` members and fills buffers with any of its rows. `gather` reads rows out of several sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from onebasin.population.tensor_file import TensorFile, map_tensors
+from onebasin.state import Spec, State, TensorSpec
+
+
+class Source(Protocol):
+    """Some members that are kept in one place."""
+
+    @property
+    def count(self) -> int:
+        """Number of members."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors live once they are read."""
+
+    def views(self, names: Iterable[str], start: int, stop: int) -> State:
+        """Return consecutive members as tensors (stop - start, *shape) without a copy."""
+
+    def fill(self, buffers: Mapping[str, Tensor], rows: Tensor) -> None:
+        """Copy members `rows` (n,) into buffers (n, *shape)."""
+
+
+@dataclass(frozen=True)
+class MemorySource:
+    """Stacked tensors (count, *shape) in memory."""
+
+    tensors: Mapping[str, Tensor]
+    count: int
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first tensor."""
+        return next((tensor.device for tensor in self.tensors.values()), torch.device("cpu"))
+
+    def fill(self, buffers: Mapping[str, Tensor], rows: Tensor) -> None:
+        """Copy members `rows` (n,) into buffers (n, *shape)."""
+        for name, buffer in buffers.items():
+            buffer.copy_(self.tensors[name][rows.to(self.tensors[name].device)])
+
+    def views(self, names: Iterable[str], start: int, stop: int) -> State:
+        """Return consecutive members without a copy."""
+        return {name: self.tensors[name][start:stop] for name in names}
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """Members in one safetensors file: stacked tensors (count, *shape), or one network without a member axis.
+
+    `stored` maps our names to those of the file, which may carry a prefix.
+    """
+
+    file: TensorFile
+    stored: Mapping[str, str]
+    count: int
+    stacked: bool = True
+
+    @property
+    def device(self) -> torch.device:
+        """Files are read into the memory of the CPU."""
+        return torch.device("cpu")
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.file.path
+
+    def views(self, names: Iterable[str], start: int, stop: int) -> State:
+        """Map consecutive members; the disk is read when their values are."""
+        mapped = map_tensors(self.file, [self.stored[name] for name in names])
+        tensors = {name: mapped[self.stored[name]] for name in names}
+        if not self.stacked:
+            tensors = {name: tensor[None] for name, tensor in tensors.items()}
+        return {name: tensor[start:stop] for name, tensor in tensors.items()}
+
+    def fill(self, buffers: Mapping[str, Tensor], rows: Tensor) -> None:
+        """Read members `rows` (n,) into buffers (n, *shape); only their pages are read."""
+        runs = consecutive(rows)
+        for name, tensor in self.views(list(buffers), 0, self.count).items():
+            for first, row, length in runs:
+                buffers[name][first : first + length].copy_(tensor[row : row + length])
+
+
+def consecutive(rows: Tensor) -> list[tuple[int, int, int]]:
+    """Cut rows into runs (position, first row, length) that rise by one.
+
+    >>> consecutive(torch.tensor([4, 5, 6, 0, 9]))
+    [(0, 4, 3), (3, 0, 1), (4, 9, 1)]
+    """
+    if not len(rows):
+        return []
+    breaks = ((rows[1:] - rows[:-1]) != 1).nonzero().flatten() + 1
+    starts = [0, *breaks.tolist()]
+    stops = [*breaks.tolist(), len(rows)]
+    return [(start, int(rows[start]), stop - start) for start, stop in zip(starts, stops, strict=True)]
+
+
+def gather(sources: Sequence[Source], rows: Tensor, spec: Spec) -> State:
+    """Return members `rows` (n,) of the sources laid end to end as tensors (n, *shape).
+
+    Consecutive members of one source are views; everything else is copied or read once.
+    """
+    offsets = torch.tensor([0, *(source.count for source in sources)]).cumsum(0)
+    owner = torch.searchsorted(offsets, rows, right=True) - 1
+    runs = consecutive(rows)
+    if len(runs) == 1 and bool((owner == owner[0]).all()):
+        source, start = sources[int(owner[0])], int(rows[0] - offsets[owner[0]])
+        return source.views(list(spec), start, start + len(rows))
+    device = sources[int(owner[0])].device if len(rows) else torch.device("cpu")
+    result = {name: empty(tensor, len(rows), device) for name, tensor in spec.items()}
+    breaks = [0, *((owner[1:] != owner[:-1]).nonzero().flatten() + 1).tolist(), len(rows)]
+    for start, stop in pairwise(breaks):
+        if stop > start:
+            index = int(owner[start])
+            local = rows[start:stop] - offsets[index]
+            sources[index].fill({name: tensor[start:stop] for name, tensor in result.items()}, local)
+    return result
+
+
+def empty(tensor: TensorSpec, count: int, device: torch.device | None = None) -> Tensor:
+    """Return room for `count` members of one tensor."""
+    return torch.empty((count, *tensor.shape), dtype=tensor.dtype, device=device)

@@ -1,0 +1,232 @@
+"""How an element acts on tensors.
+
+Most legs concern one axis at a time: they are composed into one index vector and one factor vector per axis, so that
+a tensor is gathered once per axis. Legs whose order depends on an index of another axis (grouped convolutions,
+stacked experts) take a slower road through an index tensor of full size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import SpecError, SymmetryError
+from onebasin.state import State
+from onebasin.symmetry.algebra import Wide
+
+if TYPE_CHECKING:
+    from onebasin.symmetry.space import Grid, Leg, Space
+
+KINDS = ("value", "std", "variance", "mask", "gradient", "squared-gradient")
+
+
+def apply(wide: Wide, state: Mapping[str, Tensor], kind: str) -> State:
+    """Act on one network."""
+    if wide.members is not None:
+        raise SymmetryError(
+            f"a batch of {wide.members} elements cannot act on one State; take element.member(i), or give a Population."
+        )
+    return _apply(wide, state, kind, stacked=False)
+
+
+def apply_block(wide: Wide, stacked: Mapping[str, Tensor], start: int, kind: str) -> State:
+    """Act on a block of stacked networks that begins with member `start`."""
+    many = len(next(iter(stacked.values())))
+    if wide.members is not None and start + many > wide.members:
+        raise SymmetryError(
+            f"the element is a batch of {wide.members}, but the population has more members; draw one per member."
+        )
+    return _apply(wide.block(start, start + many), stacked, kind, stacked=True)
+
+
+def _apply(wide: Wide, state: Mapping[str, Tensor], kind: str, stacked: bool) -> State:
+    if kind not in KINDS:
+        raise SymmetryError(f"kind must be one of {', '.join(KINDS)}, found {kind!r}.")
+    made = dict(state)
+    for name, legs in wide.symmetry.legs_of.items():
+        tensor = state.get(name)
+        expected = tuple(wide.symmetry.shapes.get(name, ()))
+        found = None if tensor is None else tuple(tensor.shape[1 if stacked else 0 :])
+        if tensor is None or (expected and found != expected):
+            raise SpecError(
+                f"tensor {name!r} should have shape {expected} but "
+                + ("is missing" if tensor is None else f"has {found}")
+                + "; give a state of the model whose symmetry this is."
+            )
+        made[name] = _move(wide, tensor if stacked else tensor[None], legs, kind)
+        if not stacked:
+            made[name] = made[name][0]
+    return made
+
+
+def _move(wide: Wide, tensor: Tensor, legs: list[tuple[int, Leg]], kind: str) -> Tensor:
+    """Act on one stacked tensor (N, *shape)."""
+    if any(leg.within or any(grid.axis != leg.axis for grid in leg.over) for _, leg in legs):
+        return _move_slowly(wide, tensor, legs, kind)
+    shape = tensor.shape[1:]
+    out = tensor
+    factors: list[Tensor] = []
+    for axis in sorted({leg.axis for _, leg in legs}):
+        index, factor = _axis_action(wide, [(number, leg) for number, leg in legs if leg.axis == axis], shape[axis])
+        if index is not None:
+            out = _take(out, axis + 1, index.to(out.device))
+        if factor is not None:
+            factors.append(factor.reshape(-1, *[size if a == axis else 1 for a, size in enumerate(shape)]))
+    if not factors:
+        return out
+    return _stretch(out, factors, legs, kind)
+
+
+def _stretch(tensor: Tensor, factors: list[Tensor], legs: list[tuple[int, Leg]], kind: str) -> Tensor:
+    """Multiply by factors, as the kind of companion demands; batch-norm variances move as v + epsilon."""
+    if kind == "mask":
+        return tensor
+    shift = next((leg.shift for _, leg in legs if leg.shift), 0.0)
+    if kind == "value" and shift:
+        product = math.prod(factors[1:], start=factors[0]).to(tensor.device)
+        moved = product * (tensor.double() + shift) - shift
+        if bool((moved < -1e-6 * shift).any()):
+            raise SymmetryError(
+                f"this element would shrink the batch-norm variance {legs[0][1].tensor!r} below zero; use factors of "
+                "at least 1 for 'norm-scale', or larger ones for units of small variance."
+            )
+        return torch.where(product == 1, tensor, moved.clamp_min(0).to(tensor.dtype))
+    for factor in factors:
+        if kind == "std":
+            factor = factor.abs()
+        elif kind == "variance":
+            factor = factor**2
+        elif kind == "gradient":
+            factor = 1 / factor
+        elif kind == "squared-gradient":
+            factor = factor**-2
+        tensor = tensor * factor.to(device=tensor.device, dtype=tensor.dtype)
+    return tensor
+
+
+def _axis_action(wide: Wide, legs: list[tuple[int, Leg]], length: int) -> tuple[Tensor | None, Tensor | None]:
+    """Index vector and factor vector of an axis, (M, length) each; None where nothing happens."""
+    index: Tensor | None = None
+    factor: Tensor | None = None
+    for number, leg in legs:
+        space = wide.symmetry.spaces[number]
+        places = positions(leg.grid)
+        copies = _copies(space, leg, places, length)
+        if space.permutable:
+            before = torch.arange(length).expand(wide.many, -1) if index is None else index
+            order = wide.orders[number][:, copies]  # (M, rest, n)
+            sources = places.expand(wide.many, -1, -1).gather(2, order)
+            index = before.clone()
+            index[:, places.reshape(-1)] = before.gather(1, sources.reshape(wide.many, -1))
+        if any(leg.powers):
+            factor = torch.ones(wide.many, length, dtype=torch.float64) if factor is None else factor
+            factor[:, places.reshape(-1)] *= _powered(wide, number, leg)[:, copies].reshape(wide.many, -1)
+    return index, factor
+
+
+def _powered(wide: Wide, number: int, leg: Leg) -> Tensor:
+    """Product over generators of factor^power: (M, copies, n)."""
+    made = torch.ones(wide.orders[number].shape, dtype=torch.float64)
+    for generator, power in enumerate(leg.powers):
+        if power:
+            made = made * wide.factors[number][generator] ** power
+    return made
+
+
+def positions(grid: Grid) -> Tensor:
+    """Positions along the axis: (rest, n)."""
+    units = torch.cat([start + step * torch.arange(count) for start, count, step in grid.runs])
+    rest = torch.zeros(1, dtype=torch.long)
+    for size, step in grid.rest:
+        rest = (rest[:, None] + step * torch.arange(size)).reshape(-1)
+    return rest[:, None] + units
+
+
+def labels(grid: Grid, length: int) -> Tensor:
+    """For each position of an axis the number of the unit that stands there, -1 for none."""
+    found = torch.full((length,), -1, dtype=torch.long)
+    places = positions(grid)
+    found[places] = torch.arange(places.shape[1]).expand_as(places)
+    return found
+
+
+def _copies(space: Space, leg: Leg, places: Tensor, length: int) -> Tensor:
+    """Which copy of the space stands in each row of `places`: (rest,). All parents lie on the leg's own axis."""
+    copy = torch.zeros(len(places), dtype=torch.long)
+    for (_, size), grid in zip(space.parents, leg.over, strict=True):
+        copy = copy * size + labels(grid, length)[places[:, 0]]
+    return copy
+
+
+def _take(tensor: Tensor, axis: int, index: Tensor) -> Tensor:
+    """Gather along an axis; `index` is (M, length), M being 1 or the number of members."""
+    if len(index) == 1:
+        return tensor.index_select(axis, index[0])
+    members, length = index.shape
+    before, after = math.prod(tensor.shape[1:axis]), math.prod(tensor.shape[axis + 1 :])
+    if after == 1:
+        wide = index[:, None].expand(-1, before, -1)
+        return tensor.reshape(members, before, length).gather(2, wide).reshape(tensor.shape)
+    rows = (torch.arange(members * before, device=index.device) * length).reshape(members, before, 1) + index[:, None]
+    return tensor.reshape(-1, after).index_select(0, rows.reshape(-1)).reshape(tensor.shape)
+
+
+def _move_slowly(wide: Wide, tensor: Tensor, legs: list[tuple[int, Leg]], kind: str) -> Tensor:
+    """Act through an index tensor of full size, one element at a time."""
+    shape = tensor.shape[1:]
+    moved = []
+    for member in range(wide.many):
+        source = torch.arange(shape.numel()).reshape(shape)
+        factor = torch.ones(shape, dtype=torch.float64)
+        for number, leg in legs:
+            powered = _powered(wide, number, leg)[member]
+            for place, copies in _regions(wide.symmetry.spaces[number], leg, shape):
+                rows = source[place].movedim(leg.axis, -1)
+                split = rows.reshape(*rows.shape[:-1], len(copies), -1)
+                order = wide.orders[number][member][copies].expand(split.shape)
+                source[place] = split.gather(-1, order).reshape(rows.shape).movedim(-1, leg.axis)
+                stretch = powered[copies].reshape([-1 if axis == leg.axis else 1 for axis in range(len(shape))])
+                factor[place] *= stretch
+        chosen = tensor if wide.members is None else tensor[member : member + 1]
+        out = (
+            chosen.reshape(len(chosen), -1).index_select(1, source.reshape(-1).to(tensor.device)).reshape(chosen.shape)
+        )
+        moved.append(_stretch(out, [factor[None]], legs, kind))
+    return moved[0] if wide.members is None else torch.cat(moved)
+
+
+def _regions(space: Space, leg: Leg, shape: torch.Size) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
+    """Parts of a tensor where the order along the leg's axis depends on that axis alone: (index, copy per row)."""
+    places = positions(leg.grid)
+    outside: dict[int, list[tuple[int, Tensor]]] = {}
+    ranges = [torch.arange(size) for size in shape]
+    ranges[leg.axis] = places.reshape(-1)
+    for grid in leg.within:
+        ranges[grid.axis] = positions(grid).reshape(-1)
+    for position, grid in enumerate(leg.over):
+        if grid.axis != leg.axis:
+            outside.setdefault(grid.axis, []).append((position, labels(grid, shape[grid.axis])))
+    cells: list[tuple[list[Tensor], dict[int, int]]] = [(ranges, {})]
+    for axis, found in outside.items():
+        grown = []
+        for old, known in cells:
+            keys = torch.stack([label[old[axis]] for _, label in found])
+            for key in keys.unique(dim=1).T:
+                inside = old[axis][(keys == key[:, None]).all(0)]
+                news = {**known, **{position: int(k) for (position, _), k in zip(found, key, strict=True)}}
+                grown.append(([*old[:axis], inside, *old[axis + 1 :]], news))
+        cells = grown
+    for chosen, known in cells:
+        if any(index < 0 for index in known.values()):
+            continue
+        copy = torch.zeros(len(places), dtype=torch.long)
+        for position, ((_, size), grid) in enumerate(zip(space.parents, leg.over, strict=True)):
+            own = (
+                labels(grid, shape[leg.axis])[places[:, 0]] if position not in known else torch.tensor(known[position])
+            )
+            copy = copy * size + own
+        yield torch.meshgrid(*chosen, indexing="ij"), copy

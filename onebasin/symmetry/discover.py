@@ -1,0 +1,240 @@
+"""Discover the symmetries of a traced function: run a rule per operation, read off spaces and freedoms, prove them.
+
+Every use of every parameter is explained by a rule or reported: an operation without a rule makes all that reaches it
+rigid.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.symmetry import assemble, exponents, fibres
+from onebasin.symmetry.axes import Atom, Reason, atoms, resolve
+from onebasin.symmetry.blocks import Blocks, Fusions
+from onebasin.symmetry.group import Symmetry
+from onebasin.symmetry.rules import rule_for
+from onebasin.symmetry.rules.pointwise import plain
+from onebasin.symmetry.verify import proven
+from onebasin.symmetry.weave import Value, Weave
+from onebasin.trace import Graph, Inputs, Node, trace
+
+SHAPE_ONLY = {"full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
+SILENT = ("_assert", "sym_size", "sym_constrain", "_operator")
+
+
+def discover(model: nn.Module, inputs: Inputs, *, seed: int = 0) -> Symmetry:
+    """Find the symmetries of `model` and prove them by evaluation in float64.
+
+    Args:
+        model: any module; it is traced in evaluation mode and left as it was.
+        inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs: one small example of a real call.
+            Recurrent
+            models need at least two time steps, or their recurrent weights have no effect to be analysed.
+        seed: seeds the random elements of the proof.
+
+    Returns:
+        The symmetry. What fails the proof is removed and reported in `unexplained`.
+
+    >>> net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    >>> [(space.size, space.freedoms) for space in discover(net, torch.zeros(1, 3)).spaces]
+    [(5, ('permutation', 'scale'))]
+    """
+    symmetry = analyse(trace(model, inputs), {name: tuple(t.shape) for name, t in model.state_dict().items()})
+    return proven(model, symmetry, inputs, seed=seed)
+
+
+def analyse(graph: Graph, shapes: dict[str, tuple[int, ...]]) -> Symmetry:
+    """The symmetries of a graph, not yet proved."""
+    weave = Weave(graph)
+    made: dict[Node, Any] = {}
+    for node in graph.nodes:
+        made[node] = _step(weave, node, made)
+    _listen(weave, made)
+    _hold_buffers(weave)
+    blocks, parents, fusions = _layout(weave)
+    systems = exponents.equations(weave, blocks, fusions)
+    found = assemble.spaces(weave, blocks, parents, systems)
+    rigid, unexplained = _report(weave)
+    return Symmetry(found, shapes, rigid, unexplained)
+
+
+def _step(weave: Weave, node: Node, made: dict[Node, Any]) -> Any:
+    """The value of a node."""
+    if node.kind == "state":
+        return _state(weave, node)
+    if node.kind == "constant":
+        assert node.constant is not None
+        return weave.constant(node.constant)
+    if node.kind == "input":
+        return None if node.shape is None else weave.fixed(node.shape, node, Reason("it is a model input", node))
+    arguments, options = _filled(node.arguments, made), _filled(node.options, made)
+    if node.kind == "output":
+        for value in _values((arguments, options)):
+            weave.freeze(value, Reason("it is a model output", node))
+        return None
+    if node.operation == "getitem":
+        return arguments[0][arguments[1]]
+    return _call(weave, node, arguments, options)
+
+
+def _state(weave: Weave, node: Node) -> Value:
+    name = weave.graph.shared.get(node.state_name, node.state_name)
+    if name not in weave.states:
+        assert node.shape is not None and node.dtype is not None
+        if not node.dtype.is_floating_point:
+            return weave.fixed(node.shape, node)
+        value = weave.value([Atom(size) for size in node.shape], node=node)
+        value.state_name = name
+        weave.states[name] = value
+        if name in weave.graph.entangled:
+            weave.freeze(value, Reason("it shares memory with another tensor", node, explained=False))
+    return weave.states[name]
+
+
+def _call(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    name = node.operation.split(".")[1] if node.operation.startswith("aten.") else node.operation
+    operands = _values((arguments, options))
+    if name.startswith(SILENT):
+        return None
+    random = torch.Tag.nondeterministic_seeded in getattr(node.function, "tags", ())
+    if name in SHAPE_ONLY or (all(value.constant is not None for value in operands) and not random):
+        return _fold(weave, node, arguments, options)
+    rule = rule_for(node.operation)
+    if rule is None and torch.Tag.pointwise in getattr(node.function, "tags", ()) and node.shape is not None:
+        rule = plain
+    if rule is not None:
+        return rule(weave, node, *arguments, **options)
+    for value in operands:
+        weave.freeze(value, Reason(f"the operation {node.operation} has no rule", node, explained=False))
+    return _unknown(weave, node)
+
+
+def _unknown(weave: Weave, node: Node) -> Any:
+    """Results of an operation without a rule: nothing moves its operands, so nothing moves these."""
+    if node.shape is not None:
+        return weave.fixed(node.shape, node)
+    readers = {user.arguments[1]: user for user in node.users if user.operation == "getitem"}
+    return {number: weave.fixed(user.shape or (), user) for number, user in readers.items()}
+
+
+def _fold(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Evaluate what does not depend on weights or inputs."""
+    assert node.function is not None
+    plain_arguments, plain_options = _constants(arguments, node), _constants(options, node)
+    result = node.function(*plain_arguments, **plain_options)
+    if isinstance(result, Tensor):
+        return weave.constant(result)
+    if isinstance(result, tuple | list):
+        return tuple(weave.constant(item) if isinstance(item, Tensor) else item for item in result)
+    return result
+
+
+def _constants(value: Any, node: Node) -> Any:
+    if isinstance(value, Value):
+        if value.constant is not None:
+            return value.constant
+        assert value.shape is not None  # only the shape matters to the operations that get here
+        return torch.empty(value.shape, dtype=node.dtype)
+    if isinstance(value, tuple | list):
+        return type(value)(_constants(item, node) for item in value)
+    if isinstance(value, dict):
+        return {key: _constants(item, node) for key, item in value.items()}
+    return value
+
+
+def _filled(value: Any, made: dict[Node, Any]) -> Any:
+    if isinstance(value, Node):
+        return made[value]
+    if isinstance(value, tuple | list):
+        return tuple(_filled(item, made) for item in value)
+    if isinstance(value, dict):
+        return {key: _filled(item, made) for key, item in value.items()}
+    return value
+
+
+def _values(value: Any) -> list[Value]:
+    if isinstance(value, Value):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [found for item in items for found in _values(item)]
+
+
+def _listen(weave: Weave, made: dict[Node, Any]) -> None:
+    """Freeze tensors whose effect this input hides: multiplied by zeros they say nothing about other inputs."""
+    heard: set[Node] = set()
+    todo = [node for node in weave.graph.nodes if node.kind == "output"]
+    while todo:
+        node = todo.pop()
+        if node in heard or (isinstance(made.get(node), Value) and made[node].zero):
+            continue
+        heard.add(node)
+        todo += node.parents()
+    for value in weave.states.values():
+        assert value.node is not None
+        names = {value.state_name}
+        twins = [
+            n
+            for n in weave.graph.nodes
+            if n.kind == "state" and weave.graph.shared.get(n.state_name, n.state_name) in names
+        ]
+        if any(node in heard for node in twins):
+            continue
+        if any(node.users for node in twins):
+            text = "it is only multiplied by zeros for this input (give a recurrent model at least two steps)"
+            weave.freeze(value, Reason(text, value.node, explained=False))
+        else:
+            weave.freeze(value, Reason("it is not used by the forward pass", value.node))
+
+
+def _hold_buffers(weave: Weave) -> None:
+    """Buffers follow permutations, but are data, not weights: only batch-norm statistics take factors."""
+    for name, value in weave.states.items():
+        if value.node is not None and value.node.buffer and name not in weave.means and name not in weave.variances:
+            weave.pin(value)
+
+
+def _layout(weave: Weave) -> tuple[dict[Value, Blocks], fibres.Parents, Fusions]:
+    """Blocks of all values and parents of all atoms, with neighbours that always go together fused."""
+    fusions: Fusions = {}
+    while True:
+        blocks = {value: Blocks(value, number, fusions) for number, value in enumerate(weave.values)}
+        parents, grown = fibres.settle(fibres.parents(weave, blocks), blocks, fusions)
+        if len(grown) == len(fusions):
+            return blocks, parents, fusions
+        fusions = grown
+
+
+def _report(weave: Weave) -> tuple[tuple[tuple[str, int, str], ...], tuple[str, ...]]:
+    """What stayed rigid: with a full explanation, and without."""
+    rigid: list[tuple[str, int, str]] = []
+    doubts: dict[Reason, list[str]] = {}
+    for value in weave.states.values():
+        for axis, term in enumerate(value.axes):
+            for reason in dict.fromkeys(atom.rigid for atom in atoms(resolve(term)) if atom.rigid is not None):
+                if reason.explained:
+                    rigid.append((value.state_name, axis, reason.text))
+                else:
+                    doubts.setdefault(reason, []).append(f"{value.state_name}[{axis}]")
+    sentences = [f"{', '.join(dict.fromkeys(found))}: {reason.text}{_path(reason)}" for reason, found in doubts.items()]
+    return tuple(dict.fromkeys(rigid)), tuple(sentences)
+
+
+def _path(reason: Reason) -> str:
+    """How a parameter reaches the node of a reason: the shortest path, from the parameter on."""
+    if reason.node is None or reason.node.kind == "state":
+        return ""
+    paths: list[list[Node]] = [[reason.node]]
+    seen = {reason.node}
+    while paths:
+        path = paths.pop(0)
+        if path[0].kind == "state":
+            where = f" in {reason.node.module}" if reason.node.module else ""
+            return f"{where} (path: {' -> '.join(map(repr, path))})"
+        for parent in path[0].parents():
+            if parent not in seen:
+                seen.add(parent)
+                paths.append([parent, *path])
+    return f" ({reason.node!r})"

@@ -1,0 +1,174 @@
+"""Products of matrices and convolutions: contracted axes are tied and their factors cancel, free axes pass on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onebasin.symmetry.axes import Fixed, Reason, Term
+from onebasin.symmetry.rules.pointwise import alike
+from onebasin.symmetry.rules.registry import rule
+from onebasin.symmetry.rules.reshape import reshaped
+from onebasin.symmetry.weave import Part, Value, Weave
+from onebasin.trace import Node
+
+
+def contract(weave: Weave, node: Node, operands: Sequence[tuple[Value, str]], out_labels: str) -> Value:
+    """Einstein summation: operands with one letter per axis; letters missing in `out_labels` are summed over."""
+    table: dict[str, Term] = {}
+    for value, labels in operands:
+        weave.settle(value, node)
+        for label, term in zip(labels, value.axes, strict=True):
+            table[label] = weave.tie(table[label], term, node) if label in table else term
+    out = weave.value([table[label] for label in out_labels], zero=any(v.zero for v, _ in operands), node=node)
+    weave.relate(out, tuple(out_labels), [Part(value, tuple(labels)) for value, labels in operands], table)
+    return out
+
+
+@rule("mm")
+def mm(weave: Weave, node: Node, a: Value, b: Value) -> Value:
+    """Product of two matrices."""
+    return contract(weave, node, [(a, "mk"), (b, "kn")], "mn")
+
+
+@rule("bmm")
+def bmm(weave: Weave, node: Node, a: Value, b: Value) -> Value:
+    """Products of a batch of matrices."""
+    return contract(weave, node, [(a, "bmk"), (b, "bkn")], "bmn")
+
+
+@rule("mv")
+def mv(weave: Weave, node: Node, a: Value, b: Value) -> Value:
+    """Matrix times vector."""
+    return contract(weave, node, [(a, "mk"), (b, "k")], "m")
+
+
+@rule("dot", "vdot")
+def dot(weave: Weave, node: Node, a: Value, b: Value) -> Value:
+    """Inner product of two vectors."""
+    return contract(weave, node, [(a, "k"), (b, "k")], "")
+
+
+@rule("addmm")
+def addmm(weave: Weave, node: Node, bias: Value, a: Value, b: Value, **_: Any) -> Value:
+    """Product of two matrices plus a bias."""
+    return alike(weave, node, [mm(weave, node, a, b), bias])
+
+
+@rule("baddbmm")
+def baddbmm(weave: Weave, node: Node, bias: Value, a: Value, b: Value, **_: Any) -> Value:
+    """Products of a batch of matrices plus a bias."""
+    return alike(weave, node, [bmm(weave, node, a, b), bias])
+
+
+@rule("addmv")
+def addmv(weave: Weave, node: Node, bias: Value, a: Value, b: Value, **_: Any) -> Value:
+    """Matrix times vector plus a bias."""
+    return alike(weave, node, [mv(weave, node, a, b), bias])
+
+
+@rule("linear")
+def linear(weave: Weave, node: Node, x: Value, weight: Value, bias: Value | None = None) -> Value:
+    """X @ weight.T + bias over the last axis of x."""
+    letters = "abcdefgh"[: len(x.shape) - 1]
+    out = contract(weave, node, [(x, letters + "k"), (weight, "nk")], letters + "n")
+    return out if bias is None else alike(weave, node, [out, bias])
+
+
+@rule("convolution", "conv1d", "conv2d", "conv3d")
+def convolution(weave: Weave, node: Node, x: Value, weight: Value, bias: Value | None, *rest: Any) -> Value:
+    """Convolution or its transpose: a contraction over channels inside each group; positions in space are rigid."""
+    given: list[Any] = [*rest, *(1, 0, 1, False, 0, 1)[len(rest) :]]
+    stride, padding, transposed, groups = given[0], given[1], given[3], given[5]
+    assert node.shape is not None
+    space = len(x.shape) - 2
+    channels, out_channels = x.shape[1], node.shape[1]
+    pointwise = not transposed and all(k == 1 for k in weight.shape[2:]) and not _any(padding) and not _any(stride, 1)
+    for axis in range(2, len(x.shape)):
+        weave.rigid(weight, axis, Reason("it is an axis of a convolution kernel", node))
+        if not pointwise:
+            weave.rigid(x, axis, Reason("it is an axis in space", node))
+    grouped_x = reshaped(weave, node, x, (x.shape[0], groups, channels // groups, *x.shape[2:]))
+    first, second = (channels, out_channels) if transposed else (out_channels, channels)
+    grouped_w = reshaped(weave, node, weight, (groups, first // groups, second // groups, *weight.shape[2:]))
+    at, kernel, image = "stuvw"[:space], "STUVW"[:space], "xyzpq"[:space]
+    out_space = at if pointwise else image
+    filters = ("gio" if transposed else "goi") + kernel
+    if not pointwise:
+        grouped_x = _opened(weave, node, grouped_x, node.shape[2:])
+    out = contract(weave, node, [(grouped_x, "ngi" + out_space), (grouped_w, filters)], "ngo" + out_space)
+    flat = reshaped(weave, node, out, node.shape)
+    if bias is None:
+        return flat
+    return alike(weave, node, [flat, reshaped(weave, node, bias, (out_channels, *[1] * space))])
+
+
+def _any(numbers: Any, neutral: int = 0) -> bool:
+    return any(number != neutral for number in (numbers if isinstance(numbers, tuple | list) else [numbers]))
+
+
+def _opened(weave: Weave, node: Node, x: Value, positions: Sequence[int]) -> Value:
+    """Replace the axes in space by the fixed ones of the result: which inputs a position sees does not matter here."""
+    keep = len(x.shape) - len(positions)
+    axes = [*x.axes[:keep], *[Fixed(size) for size in positions]]
+    out = weave.value(axes, zero=x.zero, node=node)
+    letters = [f"kept {axis}" for axis in range(keep)]
+    old, new = [f"old {axis}" for axis in range(len(positions))], [f"new {axis}" for axis in range(len(positions))]
+    table = dict(zip([*letters, *old, *new], [*x.axes, *axes[keep:]], strict=True))
+    weave.relate(out, [*letters, *new], [Part(x, (*letters, *old))], table)
+    return out
+
+
+def in_space(weave: Weave, node: Node, x: Value, positions: Sequence[int], sign: int | None = 1) -> Value:
+    """An operation on positions (pooling, resizing), alike for every channel, that commutes with positive factors."""
+    for axis in range(len(x.shape) - len(positions), len(x.shape)):
+        weave.rigid(x, axis, Reason("it is an axis in space", node))
+        weave.pin(x, axis)
+    weave.settle(x, node)
+    out = _opened(weave, node, x, positions)
+    if sign is None:
+        weave.pin(x, kinds=("sign",))
+        weave.pin(out, kinds=("sign",))
+    return out
+
+
+@rule(
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "max_pool2d_with_indices",
+    "max_pool3d_with_indices",
+    "adaptive_max_pool2d",
+)
+def max_pool(weave: Weave, node: Node, x: Value, size: Any, *_: Any, **__: Any) -> Any:
+    """Largest entry of each window."""
+    shape = _result_shape(node, x)
+    space = len(size) if isinstance(size, tuple | list) else len(x.shape) - 2
+    pooled = in_space(weave, node, x, shape[len(shape) - space :], sign=None)
+    return (pooled, weave.fixed(shape)) if "indices" in node.operation or "adaptive" in node.operation else pooled
+
+
+@rule(
+    "avg_pool1d", "avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "adaptive_avg_pool1d",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "upsample_bilinear2d", "upsample_linear1d",
+    "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "reflection_pad1d", "reflection_pad2d",
+    "replication_pad2d", "im2col",
+)  # fmt: skip
+def linear_in_space(weave: Weave, node: Node, x: Value, *_: Any, **__: Any) -> Value:
+    """A linear map of positions, the same for every channel."""
+    assert node.shape is not None
+    if "im2col" in node.operation or len(node.shape) != len(x.shape):
+        weave.freeze(x, Reason("it is cut into patches", node))
+        return weave.fixed(node.shape)
+    space = 1 if "1d" in node.operation else 3 if "3d" in node.operation else 2
+    return in_space(weave, node, x, node.shape[len(node.shape) - space :])
+
+
+def _result_shape(node: Node, x: Value) -> tuple[int, ...]:
+    """Shape of the first result, which for operations with several results only their readers know."""
+    if node.shape is not None:
+        return node.shape
+    for user in node.users:
+        if user.operation == "getitem" and user.arguments[1] == 0 and user.shape is not None:
+            return user.shape
+    return x.shape

@@ -1,0 +1,196 @@
+"""The loom on which rules work: values with their axes, and the relations that decide about scales and signs.
+
+Rules run once, in the order of execution. They tie axes at once (`unify`), and write down how factors travel
+(`Relation`, `Move`, `Pin`); those are read later, when the structure of every axis is final.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from torch import Tensor
+
+from onebasin.symmetry.axes import Family, Fixed, Reason, Term, Uniform, resolve, rigidify
+from onebasin.symmetry.unify import StructureClash, unify
+from onebasin.trace import Graph, Node
+
+Power = Fraction | int | None
+"""How an exponent passes through: out = power * in; None if only the exponent 0 may pass."""
+
+Index = tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Value:
+    """One tensor of the traced function: the term of each axis; `zero` if all entries are 0 whatever the weights."""
+
+    shape: tuple[int, ...]
+    axes: list[Term]
+    zero: bool = False
+    constant: Tensor | None = None
+    state_name: str = ""
+    node: Node | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """An operand of a relation: its axes' labels, and how exponents of scale and sign pass from it."""
+
+    value: Value
+    labels: tuple[str, ...]
+    scale: Power = 1
+    sign: Power = 1
+
+
+@dataclass(frozen=True)
+class Relation:
+    """Exponents of `out` are sums over `parts`, label by label; over a label that `out` lacks they cancel.
+
+    For example a product of matrices is out("mn") from parts ("mk", "kn"): m and n pass on, the two exponents along k
+    add up to 0.
+    """
+
+    out: Value
+    labels: tuple[str, ...]
+    parts: tuple[Part, ...]
+    axes: dict[str, Term]
+
+
+@dataclass(frozen=True)
+class Move:
+    """`out` holds entries of `source` elsewhere: `forth` maps an index of source to one of out, `back` the reverse."""
+
+    source: Value
+    out: Value
+    forth: Callable[[Index], Index | None]
+    back: Callable[[Index], Index | None]
+
+
+@dataclass(frozen=True)
+class Pin:
+    """Exponents of `value` along `axis` (all axes if None) are 0, for the kinds named."""
+
+    value: Value
+    axis: int | None = None
+    kinds: tuple[str, ...] = ("scale", "sign")
+
+
+@dataclass(eq=False)
+class Weave:
+    """All that the rules have said about one graph."""
+
+    graph: Graph
+    values: list[Value] = field(default_factory=list)
+    relations: list[Relation | Move | Pin] = field(default_factory=list)
+    states: dict[str, Value] = field(default_factory=dict)
+    means: set[str] = field(default_factory=set)
+    variances: dict[str, float] = field(default_factory=dict)
+
+    def value(self, axes: Sequence[Term], *, zero: bool = False, node: Node | None = None) -> Value:
+        """A new value with these axes."""
+        made = Value(tuple(term.size for term in axes), list(axes), zero=zero, node=node)
+        self.values.append(made)
+        return made
+
+    def constant(self, tensor: Tensor) -> Value:
+        """A known tensor: an axis along which it does not change is uniform, any other is fixed."""
+        axes: list[Term] = []
+        for axis, size in enumerate(tensor.shape):
+            flat = size == 1 or bool((tensor == tensor.narrow(axis, 0, 1)).all()) if size else True
+            axes.append(
+                Uniform(size) if flat else Fixed(size, Reason("it meets a constant that differs from unit to unit"))
+            )
+        made = Value(tuple(tensor.shape), axes, constant=tensor)
+        made.zero = tensor.numel() > 0 and not tensor.is_complex() and bool((tensor == 0).all())
+        self.values.append(made)
+        return made
+
+    def fixed(self, shape: Sequence[int], node: Node | None = None, reason: Reason | None = None) -> Value:
+        """A value that no symmetry moves: an input, or what an unknown operation returns."""
+        return self.value([Uniform(1) if size == 1 else Fixed(size, reason) for size in shape], node=node)
+
+    def zero(self, shape: Sequence[int], node: Node | None = None) -> Value:
+        """A tensor of zeros."""
+        return self.value([Uniform(size) for size in shape], zero=True, node=node)
+
+    def tie(self, left: Term, right: Term, node: Node) -> Term:
+        """Unify two axes; where they have no common structure, both become rigid and the result is fixed."""
+        try:
+            return unify(left, right, Reason("it meets fixed positions", node))
+        except StructureClash as clash:
+            reason = Reason(f"two ways of cutting one axis do not fit together ({clash})", node, explained=False)
+            rigidify(left, reason)
+            rigidify(right, reason)
+            return Fixed(left.size)
+
+    def relate(self, out: Value, labels: Sequence[str], parts: Sequence[Part], axes: dict[str, Term]) -> None:
+        """Record a relation; zeros say nothing about exponents."""
+        heard = tuple(part for part in parts if not part.value.zero)
+        if not out.zero and heard:
+            self.relations.append(Relation(out, tuple(labels), heard, axes))
+
+    def move(
+        self, source: Value, out: Value, forth: Callable[..., Index | None], back: Callable[..., Index | None]
+    ) -> None:
+        """Record that `out` holds entries of `source` at other places."""
+        if not source.zero and not out.zero:
+            self.relations.append(Move(source, out, forth, back))
+
+    def pin(self, value: Value, axis: int | None = None, kinds: tuple[str, ...] = ("scale", "sign")) -> None:
+        """Record that exponents are 0."""
+        if not value.zero:
+            self.relations.append(Pin(value, axis, kinds))
+
+    def rigid(self, value: Value, axis: int | None, reason: Reason) -> None:
+        """Forbid permutations along an axis (all axes if None)."""
+        for term in value.axes if axis is None else [value.axes[axis]]:
+            rigidify(term, reason)
+
+    def freeze(self, value: Value, reason: Reason) -> None:
+        """Nothing may move this value."""
+        self.rigid(value, None, reason)
+        self.pin(value)
+
+    def settle(self, value: Value, node: Node) -> Value:
+        """Give up families: operations that compute want one term per axis."""
+        for axis, term in enumerate(value.axes):
+            resolved = resolve(term)
+            if isinstance(resolved, Family):
+                common = resolved.members[0]
+                for member in resolved.members[1:]:
+                    common = self.tie(common, member, node)
+                value.axes[axis] = common
+        return value
+
+
+def flat_index(index: Sequence[int], shape: Sequence[int]) -> int:
+    """Row-major position of a multi-index.
+
+    >>> flat_index((1, 2), (3, 4))
+    6
+    """
+    position = 0
+    for i, size in zip(index, shape, strict=True):
+        position = position * size + i
+    return position
+
+
+def unflat_index(position: int, shape: Sequence[int]) -> Index:
+    """Multi-index of a row-major position.
+
+    >>> unflat_index(6, (3, 4))
+    (1, 2)
+    """
+    index = []
+    for size in reversed(shape):
+        position, i = divmod(position, size) if size else (0, 0)
+        index.append(i)
+    return tuple(reversed(index))
+
+
+def count(shape: Sequence[int]) -> int:
+    """Number of entries."""
+    return math.prod(shape)

@@ -1,0 +1,276 @@
+"""Trace a module into a graph of functional aten operations; the only file that knows `torch.export`.
+
+The module is exported in evaluation mode, because that is the function whose symmetries we look for: dropout is the
+identity and batch norm uses its running statistics. Mode, hooks and attributes of the user's module are left as they
+were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.errors import InputError, TraceError
+
+Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
+
+
+@dataclass(eq=False)
+class Node:
+    """One step of the traced function: a weight, an input, a constant, an operation or the output.
+
+    `kind` is "state", "input", "constant", "call" or "output"; `arguments` and `options` may hold other nodes at any
+    depth. `shape` is None for what is not one tensor (an operation with several results, a number).
+    """
+
+    name: str
+    kind: str
+    operation: str = ""
+    function: Callable[..., Any] | None = None
+    arguments: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    state_name: str = ""
+    buffer: bool = False
+    constant: Tensor | None = None
+    module: str = ""
+    users: list[Node] = field(default_factory=list)
+
+    def parents(self) -> list[Node]:
+        """The nodes this one reads, in order."""
+        found: list[Node] = []
+        _collect((self.arguments, self.options), found)
+        return found
+
+    def __repr__(self) -> str:
+        """Show what a reader of a path wants to see."""
+        return self.state_name or self.operation or self.name
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A traced function: its nodes in an order of execution, and the state tensors that share memory.
+
+    `shared` maps each state name to the name that stands for it (tied weights have one);
+    `entangled` names tensors that overlap in memory without being the same tensor.
+    """
+
+    nodes: tuple[Node, ...]
+    shared: dict[str, str]
+    entangled: frozenset[str]
+
+
+def trace(model: nn.Module, inputs: Inputs) -> Graph:
+    """Trace `model` called with `inputs` (a tensor, a tuple of positional inputs, or a dict of keyword inputs).
+
+    Raises:
+        InputError: `inputs` is none of these, or the model cannot be called with them.
+        TraceError: the model runs, but cannot be turned into a graph.
+    """
+    arguments, options = call_arguments(inputs)
+    with evaluation_mode(model), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # export warns about its own internals, not about the user's model
+        _check_call(model, arguments, options)
+        program = _export(model, arguments, options)
+    shared, entangled = _shared_memory(model)
+    return Graph(tuple(_nodes(program)), shared, entangled)
+
+
+def call_arguments(inputs: Inputs) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Split `inputs` into positional and keyword arguments.
+
+    >>> call_arguments({"x": 1})
+    ((), {'x': 1})
+    """
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    raise InputError(
+        f"inputs must be a tensor, a tuple of positional or a dict of keyword inputs, found {type(inputs).__name__}; "
+        "wrap several inputs as (x, y) or {'x': x, 'y': y}."
+    )
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put every submodule into evaluation mode; on exit all attributes of all modules are the objects they were before.
+
+    The flags are set directly: a `train()` override may do more than flip a flag, and must not run here. Attributes
+    are restored one by one because torch.export puts back equal tuples and lists instead of the same ones.
+    """
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    try:
+        for module, _ in before:
+            vars(module)["training"] = False
+        yield
+    finally:
+        for module, attributes in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+
+
+def _check_call(model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    try:
+        model(*arguments, **options)
+    except Exception as error:
+        given = ", ".join(
+            [_describe(value) for value in arguments] + [f"{k}={_describe(v)}" for k, v in options.items()]
+        )
+        raise InputError(
+            f"{type(model).__name__} could not be called with ({given}): {type(error).__name__}: {error}. "
+            "Give inputs of the shapes and dtypes that the model's forward expects."
+        ) from error
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}[{'x'.join(map(str, value.shape))}]"
+    return type(value).__name__
+
+
+def _export(model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Export and decompose; fall back to views that may copy, then to a strict export."""
+    reasons = []
+    patched = torch.export.default_decompositions()
+    patched[torch.ops.aten.view.default] = _view
+    for strict, table in ((False, None), (False, patched), (True, patched)):
+        try:
+            return torch.export.export(model, arguments, options, strict=strict).run_decompositions(table)
+        except Exception as error:  # torch.export raises many kinds, none of them documented
+            reasons.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+    raise TraceError(
+        f"{type(model).__name__} runs but could not be traced by torch.export ({reasons[0]}). Usual causes: control "
+        "flow or shapes that depend on tensor values; replace them (torch.where, fixed shapes) or discover the "
+        "parts separately."
+    )
+
+
+def _view(x: Tensor, size: list[int]) -> Any:
+    """Copy before a view that the strides do not allow: decompositions may change strides."""
+    if _viewable(x.shape, x.stride(), size):
+        return NotImplemented
+    return torch.ops.aten._unsafe_view(x.clone(memory_format=torch.contiguous_format), size)
+
+
+def _viewable(shape: Sequence[int], stride: Sequence[int], size: Sequence[int]) -> bool:
+    """Whether a strided tensor can be viewed under another shape without copying."""
+    count = math.prod(shape)
+    wanted = [-count // math.prod(size) if n == -1 else n for n in size]
+    axes = [(n, s) for n, s in zip(shape, stride, strict=True) if n != 1]
+    targets = [n for n in wanted if n != 1]
+    while axes:
+        run, step = axes.pop()
+        need = targets.pop()
+        while run != need:
+            if run < need:  # this axis and the one before must lie in memory as one
+                n, s = axes.pop()
+                if s != run * step:
+                    return False
+                run *= n
+            else:
+                need *= targets.pop()
+    return True
+
+
+def _nodes(program: Any) -> Iterator[Node]:
+    """Turn an exported program into our own nodes, weights and inputs first."""
+    signature = program.graph_signature
+    states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    constants = dict(signature.inputs_to_lifted_tensor_constants)
+    made: dict[Any, Node] = {}
+    for source in program.graph.nodes:
+        node = Node(source.name, "call", module=_module_path(source))
+        value = source.meta.get("val")
+        if isinstance(value, Tensor):
+            node.shape, node.dtype = tuple(int(n) for n in value.shape), value.dtype
+        if source.op == "placeholder":
+            _placeholder(node, source.name, states, constants, program)
+        elif source.op == "output":
+            node.kind, node.arguments = "output", (_swap(source.args[0], made),)
+        else:
+            node.operation, node.function = str(source.target), source.target
+            if source.op == "call_function" and source.target.__module__ == "_operator":
+                node.operation = "getitem"
+            node.arguments = tuple(_swap(argument, made) for argument in source.args)
+            node.options = {key: _swap(argument, made) for key, argument in source.kwargs.items()}
+        for parent in node.parents():
+            parent.users.append(node)
+        made[source] = node
+        yield node
+
+
+def _placeholder(node: Node, name: str, states: dict[str, str], constants: dict[str, str], program: Any) -> None:
+    if name in states:
+        node.kind, node.state_name, node.buffer = (
+            "state",
+            states[name],
+            name in program.graph_signature.inputs_to_buffers,
+        )
+        if states[name] not in program.state_dict:  # a buffer with persistent=False is no part of a State
+            node.kind, node.state_name, node.constant = "constant", "", program.constants[states[name]].detach()
+    elif name in constants:
+        node.kind, node.constant = "constant", program.constants[constants[name]].detach()
+    else:
+        node.kind = "input"
+
+
+def _module_path(source: Any) -> str:
+    stack = source.meta.get("nn_module_stack") or {}
+    return str(list(stack.values())[-1][0]) if stack else ""
+
+
+def _swap(value: Any, made: dict[Any, Node]) -> Any:
+    if isinstance(value, torch.fx.Node):
+        return made[value]
+    if isinstance(value, tuple | list):
+        return tuple(_swap(item, made) for item in value)
+    if isinstance(value, dict):
+        return {key: _swap(item, made) for key, item in value.items()}
+    return value
+
+
+def _collect(value: Any, found: list[Node]) -> None:
+    if isinstance(value, Node):
+        found.append(value)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            _collect(item, found)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _collect(item, found)
+
+
+def _shared_memory(model: nn.Module) -> tuple[dict[str, str], frozenset[str]]:
+    """Which state names are one tensor, and which overlap in memory without being one."""
+    first: dict[Any, str] = {}
+    shared: dict[str, str] = {}
+    spans: dict[int, list[tuple[int, int, str]]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor) or tensor.numel() == 0 or tensor.is_meta:
+            shared[name] = name
+            continue
+        start, size = tensor.data_ptr(), tensor.element_size()
+        key = (start, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        shared[name] = first.setdefault(key, name)
+        if shared[name] == name:
+            reach = sum((n - 1) * abs(s) for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+            spans.setdefault(tensor.untyped_storage().data_ptr(), []).append((start, start + reach * size, name))
+    entangled: set[str] = set()
+    for pieces in spans.values():
+        pieces.sort()
+        for (_, stop, left), (start, _, right) in itertools.pairwise(pieces):
+            if start < stop:
+                entangled |= {left, right}
+    return shared, frozenset(entangled)

@@ -1,0 +1,35 @@
+"""The battery: models whose weight-space symmetries were worked out by hand, each with its derivation."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from .attention import ATTENTION
+from .convolution import CONVOLUTION
+from .dense import DENSE
+from .expect import Case, Expected
+from .hub import HUB
+from .hub_vision import HUB_VISION
+from .mixed import MIXED
+from .pretrained import PRETRAINED, data_dir
+from .recurrent import RECURRENT
+from .residual import RESIDUAL
+from .tied import TIED
+from .wiring import WIRING
+
+BATTERY: tuple[Case, ...] = (
+    *(*DENSE, *TIED, *CONVOLUTION, *WIRING, *RESIDUAL, *RECURRENT),
+    *(*ATTENTION, *MIXED, *HUB, *HUB_VISION, *PRETRAINED),
+)
+
+
+def missing(case: Case) -> str:
+    """Why a case cannot be built here, or the empty string."""
+    if case.needs == "transformers" and find_spec("transformers") is None:
+        return "transformers is not installed"
+    if case.needs == "data" and data_dir() is None:
+        return "the shared data are not beside the project"
+    return ""
+
+
+__all__ = ["BATTERY", "Case", "Expected", "missing"]
