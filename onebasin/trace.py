@@ -8,8 +8,8 @@ were.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,6 +76,12 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
         InputError: `inputs` is none of these, or the model cannot be called with them.
         TraceError: the model runs, but cannot be turned into a graph.
     """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"the model must be a torch.nn.Module, found {type(model).__name__}; wrap functions in a module."
+        )
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise InputError(f"{type(model).__name__} only distributes a module; give the module itself: model.module.")
     arguments, options = call_arguments(inputs)
     with evaluation_mode(model), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # export warns about its own internals, not about the user's model
@@ -111,6 +117,10 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     are restored one by one because torch.export puts back equal tuples and lists instead of the same ones.
     """
     before = [(module, dict(vars(module))) for module in model.modules()]
+    members = [
+        (held, dict(held)) for module, _ in before for held in (module._parameters, module._buffers, module._modules)
+    ]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]  # a forward pass may count steps or average
     try:
         for module, _ in before:
             vars(module)["training"] = False
@@ -119,6 +129,14 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         for module, attributes in before:
             vars(module).clear()
             vars(module).update(attributes)
+        for held, content in members:
+            if [(k, id(v)) for k, v in held.items()] != [(k, id(v)) for k, v in content.items()]:
+                held.clear()
+                held.update(content)  # type: ignore[arg-type]
+        with torch.no_grad():
+            for buffer, value in buffers:
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 def _check_call(model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
@@ -201,7 +219,7 @@ def _nodes(program: Any) -> Iterator[Node]:
             node.kind, node.arguments = "output", (_swap(source.args[0], made),)
         else:
             node.operation, node.function = str(source.target), source.target
-            if source.op == "call_function" and source.target.__module__ == "_operator":
+            if source.target is operator.getitem:
                 node.operation = "getitem"
             node.arguments = tuple(_swap(argument, made) for argument in source.args)
             node.options = {key: _swap(argument, made) for key, argument in source.kwargs.items()}
@@ -270,7 +288,10 @@ def _shared_memory(model: nn.Module) -> tuple[dict[str, str], frozenset[str]]:
     entangled: set[str] = set()
     for pieces in spans.values():
         pieces.sort()
-        for (_, stop, left), (start, _, right) in itertools.pairwise(pieces):
-            if start < stop:
-                entangled |= {left, right}
+        _, reach, owner = pieces[0]
+        for start, stop, name in pieces[1:]:
+            if start < reach:
+                entangled |= {owner, name}
+            if stop > reach:
+                reach, owner = stop, name
     return shared, frozenset(entangled)

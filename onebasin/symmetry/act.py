@@ -21,6 +21,10 @@ from onebasin.symmetry.algebra import Wide
 if TYPE_CHECKING:
     from onebasin.symmetry.space import Grid, Leg, Space
 
+CHUNK_BYTES = 1 << 20
+Action = tuple[int, Tensor | None, Tensor | None]
+"""Axis of the stacked tensor, index vectors (M, length), factors (M, ...); None where nothing happens."""
+
 KINDS = ("value", "std", "variance", "mask", "gradient", "squared-gradient")
 
 
@@ -36,10 +40,6 @@ def apply(wide: Wide, state: Mapping[str, Tensor], kind: str) -> State:
 def apply_block(wide: Wide, stacked: Mapping[str, Tensor], start: int, kind: str) -> State:
     """Act on a block of stacked networks that begins with member `start`."""
     many = len(next(iter(stacked.values())))
-    if wide.members is not None and start + many > wide.members:
-        raise SymmetryError(
-            f"the element is a batch of {wide.members}, but the population has more members; draw one per member."
-        )
     return _apply(wide.block(start, start + many), stacked, kind, stacked=True)
 
 
@@ -57,9 +57,10 @@ def _apply(wide: Wide, state: Mapping[str, Tensor], kind: str, stacked: bool) ->
                 + ("is missing" if tensor is None else f"has {found}")
                 + "; give a state of the model whose symmetry this is."
             )
-        made[name] = _move(wide, tensor if stacked else tensor[None], legs, kind)
-        if not stacked:
-            made[name] = made[name][0]
+        moving = [(number, leg) for number, leg in legs if wide.active[number]]
+        if moving:
+            moved = _move(wide, tensor if stacked else tensor[None], moving, kind)
+            made[name] = moved if stacked else moved[0]
     return made
 
 
@@ -68,17 +69,33 @@ def _move(wide: Wide, tensor: Tensor, legs: list[tuple[int, Leg]], kind: str) ->
     if any(leg.within or any(grid.axis != leg.axis for grid in leg.over) for _, leg in legs):
         return _move_slowly(wide, tensor, legs, kind)
     shape = tensor.shape[1:]
-    out = tensor
-    factors: list[Tensor] = []
+    actions: list[Action] = []
     for axis in sorted({leg.axis for _, leg in legs}):
         index, factor = _axis_action(wide, [(number, leg) for number, leg in legs if leg.axis == axis], shape[axis])
-        if index is not None:
-            out = _take(out, axis + 1, index.to(out.device))
         if factor is not None:
-            factors.append(factor.reshape(-1, *[size if a == axis else 1 for a, size in enumerate(shape)]))
-    if not factors:
-        return out
-    return _stretch(out, factors, legs, kind)
+            factor = factor.reshape(-1, *[size if a == axis else 1 for a, size in enumerate(shape)])
+        actions.append((axis + 1, index if index is None else index.to(tensor.device), factor))
+    size = max(1, CHUNK_BYTES // max(1, tensor.element_size() * shape.numel()))
+    if len(tensor) <= size:
+        return _act(tensor, actions, legs, kind)
+    out = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    for start in range(0, len(tensor), size):  # a chunk stays in the cache from the gather to the last factor
+        members = slice(start, start + size)
+        part = [(axis, _members(index, members), _members(factor, members)) for axis, index, factor in actions]
+        out[members] = _act(tensor[members], part, legs, kind)
+    return out
+
+
+def _members(vectors: Tensor | None, members: slice) -> Tensor | None:
+    return vectors if vectors is None or len(vectors) == 1 else vectors[members]
+
+
+def _act(tensor: Tensor, actions: list[Action], legs: list[tuple[int, Leg]], kind: str) -> Tensor:
+    for axis, index, _ in actions:
+        if index is not None:
+            tensor = _take(tensor, axis, index)
+    factors = [factor for _, _, factor in actions if factor is not None]
+    return _stretch(tensor, factors, legs, kind) if factors else tensor
 
 
 def _stretch(tensor: Tensor, factors: list[Tensor], legs: list[tuple[int, Leg]], kind: str) -> Tensor:

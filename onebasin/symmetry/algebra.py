@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -47,6 +48,14 @@ class Wide:
                 if factor is None
                 else factor.reshape(count, *shape).double()
             )
+
+    @cached_property
+    def active(self) -> list[bool]:
+        """For each space, whether anything of it moves."""
+        return [
+            bool((order != torch.arange(order.shape[-1])).any() or (factor != 1).any())
+            for order, factor in zip(self.orders, self.factors, strict=True)
+        ]
 
     @property
     def many(self) -> int:

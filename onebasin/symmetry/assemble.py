@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from onebasin.symmetry.axes import Atom
+from onebasin.symmetry.axes import Atom, atoms
 from onebasin.symmetry.blocks import Blocks, Direction, Leaf, Strip
 from onebasin.symmetry.exact import rank
 from onebasin.symmetry.exponents import Systems
@@ -33,11 +33,12 @@ def spaces(weave: Weave, blocks: dict[Value, Blocks], parents: Parents, systems:
     for draft in drafts.values():
         _solve(draft, weave, laid, systems)
     _drop_inherited(drafts, laid)
-    free = [draft for draft in drafts.values() if draft.kinds or (draft.atom.rigid is None and draft.atom.size > 1)]
+    padded = {atom for pad in weave.padding for atom in atoms(pad) if atom.rigid is None}
+    free = [d for d in drafts.values() if d.kinds or (d.atom.rigid is None and (d.atom.size > 1 or d.atom in padded))]
     free.sort(key=lambda draft: len(draft.parents))
     names = _names(free, drafts, laid)
     made = [_space(draft, weave, laid, names) for draft in free]
-    return tuple(_join_twins(made, free, blocks))
+    return tuple(_join_twins(made, free, blocks, padded))
 
 
 def _drafts(weave: Weave, laid: dict[int, Blocks], parents: Parents) -> dict[Atom, Draft]:
@@ -74,7 +75,9 @@ def _solve(draft: Draft, weave: Weave, laid: dict[int, Blocks], systems: Systems
 def _drop_inherited(drafts: dict[Atom, Draft], laid: dict[int, Blocks]) -> None:
     """A factor per head that is also a factor of every unit inside the heads is no freedom of its own."""
     for atom, draft in drafts.items():
-        below = [other for other in drafts.values() if atom in other.parents]
+        below = [other for other in drafts.values() if atom in other.parents and other.kinds]
+        if not below:
+            continue
         for kind, modulus in (("scale", 0), ("sign", 2)):
             known = [
                 _seen_from(draft, child, n, laid)
@@ -174,15 +177,15 @@ def _names(free: list[Draft], drafts: dict[Atom, Draft], laid: dict[int, Blocks]
     return names
 
 
-def _join_twins(made: list[Space], free: list[Draft], blocks: dict[Value, Blocks]) -> list[Space]:
-    """Join spaces that stand side by side in every tensor and are treated alike (zero padding left and right)."""
+def _join_twins(made: list[Space], free: list[Draft], blocks: dict[Value, Blocks], padded: set[Atom]) -> list[Space]:
+    """Join paddings by zeros that stand side by side in every tensor and are treated alike."""
     signatures: dict[tuple[object, ...], int] = {}
     parents = {parent for space in made for parent in space.parents}
     seen = _contexts(blocks, {draft.atom for draft in free})
     out: list[Space] = []
     for space, draft in zip(made, free, strict=True):
         legs = [(leg.tensor, leg.axis, leg.grid.rest, leg.over, leg.powers, leg.within) for leg in space.legs]
-        alone = not space.permutable or (space.name, space.size) in parents
+        alone = draft.atom not in padded or (space.name, space.size) in parents
         signature = (
             frozenset(Counter(legs).items()),
             frozenset(seen[draft.atom].items()),
@@ -199,8 +202,8 @@ def _join_twins(made: list[Space], free: list[Draft], blocks: dict[Value, Blocks
             replace(a, grid=replace(a.grid, runs=a.grid.runs + b.grid.runs))
             for a, b in zip(first.legs, space.legs, strict=True)
         )
-        out[signatures[signature]] = replace(first, size=first.size + space.size, legs=joined)
-    return out
+        out[signatures[signature]] = replace(first, size=first.size + space.size, permutable=True, legs=joined)
+    return [space for space in out if space.permutable or space.generators]
 
 
 def _contexts(blocks: dict[Value, Blocks], wanted: set[Atom]) -> dict[Atom, Counter[tuple[object, ...]]]:

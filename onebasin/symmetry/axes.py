@@ -111,12 +111,14 @@ Term = Atom | Uniform | Fixed | Product | Concat | Family | Enumerated
 
 
 def product(factors: list[Term] | tuple[Term, ...]) -> Term:
-    """Product of terms, flattened; single positions (size-1 Uniform or Fixed) vanish."""
+    """Product of terms, flattened; factors of size one vanish beside others."""
     flat: list[Term] = []
     for factor in map(resolve, factors):
         flat.extend(factor.factors if isinstance(factor, Product) else [factor])
-    if len(flat) > 1:
-        flat = [factor for factor in flat if not (factor.size == 1 and isinstance(factor, Uniform | Fixed))]
+    if any(factor.size > 1 for factor in flat):
+        flat = [factor for factor in flat if factor.size > 1]
+    elif len(flat) > 1:
+        flat = [next((factor for factor in flat if isinstance(factor, Atom)), flat[0])]
     merged: list[Term] = []
     for factor in flat:
         if merged and isinstance(factor, Uniform | Fixed) and type(merged[-1]) is type(factor):

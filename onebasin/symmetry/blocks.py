@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from onebasin.symmetry.axes import Atom, Concat, Enumerated, Family, Product, Term, resolve
 from onebasin.symmetry.weave import Index, Value
@@ -119,6 +120,7 @@ class Blocks:
             if isinstance(term, Family)
         }
         self._owners: dict[tuple[int, int], list[int]] = {}
+        self._leaves: dict[tuple[int, ...], list[tuple[Leaf, Direction]]] = {}
 
     def axis_strips(self, axis: int, block: Sequence[int] | None = None) -> tuple[Strip, ...]:
         """Strips of an axis; for a family, those at the block's position along its token axis."""
@@ -130,6 +132,10 @@ class Blocks:
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         """All block names."""
+        return iter(self._names)
+
+    @cached_property
+    def _names(self) -> list[tuple[int, ...]]:
         order = sorted(range(len(self.value.axes)), key=lambda axis: axis in self._families)
         names: list[dict[int, int]] = [{}]
         for axis in order:
@@ -138,8 +144,7 @@ class Blocks:
                 filled = [name.get(i, 0) for i in range(len(self.value.axes))]
                 grown += [{**name, axis: strip} for strip in range(len(self.axis_strips(axis, filled)))]
             names = grown
-        for name in names:
-            yield tuple(name[axis] for axis in range(len(self.value.axes)))
+        return [tuple(name[axis] for axis in range(len(self.value.axes))) for name in names]
 
     def strip(self, block: Sequence[int], axis: int) -> Strip:
         """The strip of a block along an axis."""
@@ -149,12 +154,16 @@ class Blocks:
         """First index of a block."""
         return tuple(self.strip(block, axis).start for axis in range(len(block)))
 
-    def leaves(self, block: tuple[int, ...]) -> Iterator[tuple[Leaf, Direction]]:
+    def leaves(self, block: tuple[int, ...]) -> list[tuple[Leaf, Direction]]:
         """The atoms of a block."""
-        for axis in range(len(block)):
-            for direction in self.strip(block, axis).directions:
-                if direction.atom is not None:
-                    yield Leaf(self.number, block, axis, direction.step, direction.atom), direction
+        if block not in self._leaves:
+            self._leaves[block] = [
+                (Leaf(self.number, block, axis, direction.step, direction.atom), direction)
+                for axis in range(len(block))
+                for direction in self.strip(block, axis).directions
+                if direction.atom is not None
+            ]
+        return self._leaves[block]
 
     def at(self, index: Index) -> tuple[int, ...]:
         """The block that holds an index."""

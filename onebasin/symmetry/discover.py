@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onebasin.state import state_of
 from onebasin.symmetry import assemble, exponents, fibres
 from onebasin.symmetry.axes import Atom, Reason, atoms, resolve
 from onebasin.symmetry.blocks import Blocks, Fusions
@@ -22,6 +23,13 @@ from onebasin.symmetry.weave import Value, Weave
 from onebasin.trace import Graph, Inputs, Node, trace
 
 SHAPE_ONLY = {"full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
+# Positions must not be mistaken for values: at position 0 a sine is zero and a cosine is one for every frequency.
+POSITIONAL = {"arange", "linspace", "logspace", "range"}
+UNFOLDED = {"cumsum", "slice", "select", "index", "index_select", "gather", "split_with_sizes", "unbind", "embedding"}
+PARTNERS = {
+    "mul": (0, 1), "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "linear": (0, 1), "convolution": (0, 1),
+    "addmm": (1, 2), "baddbmm": (1, 2), "addmv": (1, 2),
+}  # fmt: skip
 SILENT = ("_assert", "sym_size", "sym_constrain", "_operator")
 
 
@@ -42,7 +50,7 @@ def discover(model: nn.Module, inputs: Inputs, *, seed: int = 0) -> Symmetry:
     >>> [(space.size, space.freedoms) for space in discover(net, torch.zeros(1, 3)).spaces]
     [(5, ('permutation', 'scale'))]
     """
-    symmetry = analyse(trace(model, inputs), {name: tuple(t.shape) for name, t in model.state_dict().items()})
+    symmetry = analyse(trace(model, inputs), {name: tuple(tensor.shape) for name, tensor in state_of(model).items()})
     return proven(model, symmetry, inputs, seed=seed)
 
 
@@ -100,7 +108,10 @@ def _call(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[st
     if name.startswith(SILENT):
         return None
     random = torch.Tag.nondeterministic_seeded in getattr(node.function, "tags", ())
-    if name in SHAPE_ONLY or (all(value.constant is not None for value in operands) and not random):
+    if name in POSITIONAL and node.shape is not None:
+        return weave.fixed(node.shape, node, Reason("it meets positions", node))
+    constant = all(value.constant is not None for value in operands) and not (name in UNFOLDED and operands)
+    if name in SHAPE_ONLY or (constant and not random):
         return _fold(weave, node, arguments, options)
     rule = rule_for(node.operation)
     if rule is None and torch.Tag.pointwise in getattr(node.function, "tags", ()) and node.shape is not None:
@@ -171,7 +182,7 @@ def _listen(weave: Weave, made: dict[Node, Any]) -> None:
         if node in heard or (isinstance(made.get(node), Value) and made[node].zero):
             continue
         heard.add(node)
-        todo += node.parents()
+        todo += _audible(node, made)
     for value in weave.states.values():
         assert value.node is not None
         names = {value.state_name}
@@ -187,6 +198,18 @@ def _listen(weave: Weave, made: dict[Node, Any]) -> None:
             weave.freeze(value, Reason(text, value.node, explained=False))
         else:
             weave.freeze(value, Reason("it is not used by the forward pass", value.node))
+
+
+def _audible(node: Node, made: dict[Node, Any]) -> list[Node]:
+    """The operands of a node that can be heard through it: not those that are multiplied by zeros."""
+    name = node.operation.split(".")[1] if node.operation.startswith("aten.") else ""
+    silent: set[Node] = set()
+    if name in PARTNERS:
+        one, other = (node.arguments[place] for place in PARTNERS[name])
+        for operand, partner in ((one, other), (other, one)):
+            if isinstance(partner, Node) and isinstance(made[partner], Value) and made[partner].zero:
+                silent.add(operand)
+    return [parent for parent in node.parents() if parent not in silent]
 
 
 def _hold_buffers(weave: Weave) -> None:

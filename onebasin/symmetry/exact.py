@@ -8,7 +8,8 @@ from fractions import Fraction
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
-Row = dict[Key, Fraction]
+Number = Fraction | int
+Row = dict[Key, Number]
 
 
 class System(Generic[Key]):
@@ -24,21 +25,21 @@ class System(Generic[Key]):
         self._zero: set[Key] = set()
         self._rows: list[Row[Key]] = []
 
-    def add(self, terms: Iterable[tuple[Key, Fraction | int]]) -> None:
+    def add(self, terms: Iterable[tuple[Key, Number]]) -> None:
         """Say that a linear combination is 0."""
         row: Row[Key] = {}
         for key, coefficient in terms:
             self._find(key)
-            row[key] = self._reduce(row.get(key, Fraction(0)) + Fraction(coefficient))
+            row[key] = self._reduce(row.get(key, 0) + coefficient)
         row = {key: coefficient for key, coefficient in row.items() if coefficient}
         if len(row) == 1:
             self._zero.add(self._find(next(iter(row))))
-        elif len(row) == 2 and sum(row.values(), Fraction(0)) in ((0, 2) if self.modulus else (0,)):
+        elif len(row) == 2 and sum(row.values()) in ((0, 2) if self.modulus else (0,)):
             self._join(*row)
         elif row:
             self._rows.append(row)
 
-    def _reduce(self, number: Fraction) -> Fraction:
+    def _reduce(self, number: Number) -> Number:
         return number % self.modulus if self.modulus else number
 
     def _find(self, key: Key) -> Key:
@@ -86,7 +87,7 @@ class System(Generic[Key]):
             if not row:
                 continue
             pivot = next(iter(row))
-            inverse = 1 / row[pivot] if not self.modulus else Fraction(1)
+            inverse = 1 / Fraction(row[pivot]) if not self.modulus else Fraction(1)
             row = {key: self._reduce(value * inverse) for key, value in row.items()}
             for other, known in pivots.items():
                 if pivot in known:
@@ -99,16 +100,16 @@ class System(Generic[Key]):
             for key in free
         ]
 
-    def _minus(self, row: Row[Key], other: Row[Key], factor: Fraction) -> Row[Key]:
+    def _minus(self, row: Row[Key], other: Row[Key], factor: Number) -> Row[Key]:
         made = dict(row)
         for key, value in other.items():
             made[key] = self._reduce(made.get(key, Fraction(0)) - factor * value)
         return {key: value for key, value in made.items() if value}
 
-    def echelon(self, vectors: list[list[Fraction]]) -> list[list[Fraction]]:
+    def echelon(self, vectors: list[list[Number]]) -> list[list[Number]]:
         """Reduced row echelon form; zero rows are left out."""
         rows = [list(vector) for vector in vectors]
-        done: list[list[Fraction]] = []
+        done: list[list[Number]] = []
         width = len(rows[0]) if rows else 0
         for column in range(width):
             pivot = next((row for row in rows if row[column]), None)
@@ -116,13 +117,13 @@ class System(Generic[Key]):
                 continue
             rows = [row for row in rows if row is not pivot]
             if not self.modulus:
-                pivot = [value / pivot[column] for value in pivot]
+                pivot = [Fraction(value) / pivot[column] for value in pivot]
             rows = [self._cleared(row, pivot, column) for row in rows]
             done = [self._cleared(row, pivot, column) for row in done]
             done.append(pivot)
         return done
 
-    def _cleared(self, row: list[Fraction], pivot: list[Fraction], column: int) -> list[Fraction]:
+    def _cleared(self, row: list[Number], pivot: list[Number], column: int) -> list[Number]:
         factor = row[column]
         if not factor:
             return row
@@ -139,7 +140,7 @@ def rank(vectors: Sequence[Sequence[int]], modulus: int = 0) -> int:
     return len(system.echelon([[Fraction(x % modulus if modulus else x) for x in vector] for vector in vectors]))
 
 
-def _primitive(vector: list[Fraction], modulus: int) -> list[int]:
+def _primitive(vector: list[Number], modulus: int) -> list[int]:
     if modulus:
         return [int(value) % modulus for value in vector]
     factor = math.lcm(*[value.denominator for value in vector])

@@ -155,6 +155,10 @@ class Symmetry:
         plan = algebra.Wide(self, element)
         if isinstance(state, Mapping):
             return act.apply(plan, state, kind)
+        if plan.members is not None and plan.members != len(state):  # type: ignore[arg-type]
+            raise SymmetryError(
+                f"a batch of {plan.members} elements cannot act on {len(state)} members; draw one per member."  # type: ignore[arg-type]
+            )
         return state.map(lambda stacked, start: act.apply_block(plan, stacked, start, kind))  # type: ignore[attr-defined, no-any-return]
 
     # ------------------------------------------------------------------ text

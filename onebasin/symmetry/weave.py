@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from onebasin.symmetry.axes import Family, Fixed, Reason, Term, Uniform, resolve, rigidify
+from onebasin.symmetry.axes import Atom, Family, Fixed, Reason, Term, Uniform, resolve, rigidify
 from onebasin.symmetry.unify import StructureClash, unify
 from onebasin.trace import Graph, Node
 
@@ -88,6 +88,7 @@ class Weave:
     states: dict[str, Value] = field(default_factory=dict)
     means: set[str] = field(default_factory=set)
     variances: dict[str, float] = field(default_factory=dict)
+    padding: list[Atom] = field(default_factory=list)
 
     def value(self, axes: Sequence[Term], *, zero: bool = False, node: Node | None = None) -> Value:
         """A new value with these axes."""
@@ -107,6 +108,11 @@ class Weave:
         made.zero = tensor.numel() > 0 and not tensor.is_complex() and bool((tensor == 0).all())
         self.values.append(made)
         return made
+
+    def zeros(self, size: int) -> Term:
+        """A piece of an axis that holds zeros: its units are interchangeable and may be scaled at will."""
+        self.padding.append(Atom(size))
+        return self.padding[-1]
 
     def fixed(self, shape: Sequence[int], node: Node | None = None, reason: Reason | None = None) -> Value:
         """A value that no symmetry moves: an input, or what an unknown operation returns."""

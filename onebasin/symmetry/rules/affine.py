@@ -7,6 +7,7 @@ from typing import Any
 
 from onebasin.symmetry.axes import Fixed, Reason, Term
 from onebasin.symmetry.rules.pointwise import alike
+from onebasin.symmetry.rules.reduce import beside
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.rules.reshape import reshaped
 from onebasin.symmetry.weave import Part, Value, Weave
@@ -145,7 +146,9 @@ def max_pool(weave: Weave, node: Node, x: Value, size: Any, *_: Any, **__: Any) 
     shape = _result_shape(node, x)
     space = len(size) if isinstance(size, tuple | list) else len(x.shape) - 2
     pooled = in_space(weave, node, x, shape[len(shape) - space :], sign=None)
-    return (pooled, weave.fixed(shape)) if "indices" in node.operation or "adaptive" in node.operation else pooled
+    return (
+        (pooled, beside(weave, node, pooled)) if "indices" in node.operation or "adaptive" in node.operation else pooled
+    )
 
 
 @rule(

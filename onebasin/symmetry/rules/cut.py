@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from onebasin.symmetry.axes import Atom, Enumerated, Family, Fixed, Reason, Term, Uniform, atoms, concat, resolve
-from onebasin.symmetry.rules.rearrange import squeeze, unsqueeze
+from onebasin.symmetry.axes import Enumerated, Family, Fixed, Reason, Term, Uniform, atoms, concat, resolve
+from onebasin.symmetry.rules.rearrange import expand, squeeze, unsqueeze
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.unify import StructureClash, split_at, split_off
 from onebasin.symmetry.weave import Index, Value, Weave
@@ -116,7 +116,7 @@ def cat(weave: Weave, node: Node, values: Sequence[Value], dim: int = 0) -> Valu
         for axis in range(len(axes)):
             if axis != dim:
                 axes[axis] = weave.tie(axes[axis], value.axes[axis], node)
-    axes[dim] = concat([Atom(v.shape[dim]) if v.zero else v.axes[dim] for v in values])
+    axes[dim] = concat([weave.zeros(v.shape[dim]) if v.zero else v.axes[dim] for v in values])
     out = weave.value(axes, zero=all(value.zero for value in values), node=node)
     start = 0
     for value in values:
@@ -157,10 +157,33 @@ def _padded(weave: Weave, node: Node, x: Value, place: tuple[int, int, int], fil
     if not atoms(x.axes[dim]):
         term: Term = Fixed(before + x.shape[dim] + after)
     else:
-        ends: list[Term] = [Atom(size) if fill == 0 else Uniform(size) for size in (before, after)]
+        ends: list[Term] = [weave.zeros(size) if fill == 0 else Uniform(size) for size in (before, after)]
         term = concat([*ends[:1], x.axes[dim], *ends[1:]])
     out = weave.value([*x.axes[:dim], term, *x.axes[dim + 1 :]], zero=x.zero and fill == 0, node=node)
     _place(weave, x, out, dim, before)
     if fill != 0:
         weave.pin(out)
     return out
+
+
+@rule("slice_scatter")
+def slice_scatter(
+    weave: Weave, node: Node, x: Value, piece: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Value:
+    """`piece` written over a range of x (x[..., a:b] = piece): what is before, the piece, what is after."""
+    dim %= len(x.shape)
+    first, _, step = slice(start, end, step).indices(x.shape[dim])
+    if step != 1:
+        for value in (x, piece):
+            weave.freeze(value, Reason("every so many positions are overwritten", node, explained=False))
+        return weave.fixed(x.shape)
+    last = first + piece.shape[dim]
+    around = [(0, first), (last, x.shape[dim] - last)]
+    before, after = (_window(weave, node, x, dim, begin, size) if size else None for begin, size in around)
+    return cat(weave, node, [value for value in (before, piece, after) if value is not None], dim)
+
+
+@rule("copy")
+def copy_into(weave: Weave, node: Node, x: Value, source: Value, *_: Any) -> Value:
+    """`source` written over all of x."""
+    return expand(weave, node, source) if source.shape != x.shape else source

@@ -81,12 +81,7 @@ def tensors(*operands: Any) -> list[Value]:
 def plain(weave: Weave, node: Node, *operands: Any, **options: Any) -> Value:
     """A function without scale or sign behaviour: it only keeps its operands in step."""
     values = tensors(*operands, *options.values())
-    axes, _, _ = broadcast(weave, node, values)
-    for value in values:
-        weave.pin(value)
-    out = weave.value(axes, node=node)
-    weave.pin(out)
-    return out
+    return passing(weave, node, values, [(None, None)] * len(values))
 
 
 def passing(weave: Weave, node: Node, operands: Sequence[Value], powers: Sequence[tuple[Power, Power]]) -> Value:
@@ -152,7 +147,9 @@ def add(weave: Weave, node: Node, x: Any, y: Any, alpha: Any = 1, **_: Any) -> V
 def mul(weave: Weave, node: Node, x: Any, y: Any) -> Value:
     """Product; multiplying by a number changes no exponent."""
     values = tensors(x, y)
-    return passing(weave, node, values, [(1, 1)] * len(values))
+    out = passing(weave, node, values, [(1, 1)] * len(values))
+    out.zero |= any(isinstance(number, int | float) and number == 0 for number in (x, y))
+    return out
 
 
 @rule("div", "true_divide")
@@ -169,6 +166,8 @@ def power(weave: Weave, node: Node, x: Any, exponent: Any) -> Value:
     """A constant power; anything else has no exponents of its own."""
     if not isinstance(x, Value) or isinstance(exponent, Value):
         return plain(weave, node, x, exponent)
+    if not math.isfinite(exponent):
+        return plain(weave, node, x)
     scale = Fraction(exponent).limit_denominator(64)
     if float(scale) != float(exponent):
         return plain(weave, node, x)

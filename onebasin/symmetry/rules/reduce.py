@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from onebasin.symmetry.axes import Reason, Uniform
+from onebasin.symmetry.axes import Fixed, Reason, Uniform, atoms
 from onebasin.symmetry.rules.pointwise import plain
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.weave import Part, Power, Value, Weave
@@ -38,6 +38,14 @@ def reduced(
     return stretched
 
 
+def beside(weave: Weave, node: Node, x: Value) -> Value:
+    """A tensor without factors that moves with x: indices of largest entries, counts, masks."""
+    out = weave.value(x.axes, node=node)
+    labels = tuple(str(axis) for axis in range(len(x.shape)))
+    weave.relate(out, labels, [Part(x, labels, 0, 0)], dict(zip(labels, x.axes, strict=True)))
+    return out
+
+
 def _axes(dims: Any, rank: int) -> list[int]:
     if dims is None or (isinstance(dims, tuple | list) and not dims):
         return list(range(rank))
@@ -66,7 +74,7 @@ def extreme_with_position(weave: Weave, node: Node, x: Value, dim: Any = None, k
         return out
     if any(user.arguments[1] == 1 and user.users for user in node.users):
         weave.rigid(x, dim, Reason("the position of its largest entry is used", node))
-    return out, weave.fixed(out.shape)
+    return out, beside(weave, node, out)
 
 
 @rule("any", "all", "prod", "logsumexp")
@@ -120,16 +128,23 @@ def statistic(weave: Weave, node: Node, x: Value, dims: Sequence[int]) -> Value:
     """Note that something is computed for each index of the other axes: what is inside `dims` must stay inside."""
     weave.settle(x, node)
     gone = [dim % len(x.shape) for dim in dims] if x.shape else []
-    return weave.value([term for axis, term in enumerate(x.axes) if axis not in gone], node=node)
+    kept = [axis for axis in range(len(x.shape)) if axis not in gone]
+    out = weave.value([x.axes[axis] for axis in kept], node=node)
+    labels = tuple(str(axis) for axis in range(len(x.shape)))
+    weave.relate(out, [labels[a] for a in kept], [Part(x, labels, 0, 0)], dict(zip(labels, x.axes, strict=True)))
+    return out
 
 
 @rule("cumsum")
 def cumulative_sum(weave: Weave, node: Node, x: Value, dim: int, **_: Any) -> Value:
     """Running sums: the order along the axis matters."""
     weave.settle(x, node)
-    weave.rigid(x, dim % len(x.shape), Reason("running sums are taken along it", node))
-    weave.pin(x, dim % len(x.shape))
-    out = weave.value(x.axes, zero=x.zero, node=node)
+    dim %= len(x.shape)
+    weave.rigid(x, dim, Reason("running sums are taken along it", node))
+    weave.pin(x, dim)
+    statistic(weave, node, x, [dim])
+    axes = [Fixed(term.size) if axis == dim and not atoms(term) else term for axis, term in enumerate(x.axes)]
+    out = weave.value(axes, zero=x.zero, node=node)
     labels = tuple(str(axis) for axis in range(len(x.shape)))
-    weave.relate(out, labels, [Part(x, labels)], dict(zip(labels, x.axes, strict=True)))
+    weave.relate(out, labels, [Part(x, labels)], dict(zip(labels, axes, strict=True)))
     return out

@@ -1,0 +1,104 @@
+"""Discovery over the battery: what is found against what was worked out by hand, the error of the proof, and what it costs.
+
+One row per model. The export is what torch.export itself takes (tracing, without decomposition); decomposition, analysis and
+proof are ours. Target: decomposition + analysis + proof <= 1.5 x export + 1 s.
+
+    python -m benchmarks.discovery [--only NAME ...] [--repeats N]
+"""
+
+import argparse
+import statistics
+import sys
+import time
+from collections import Counter
+
+import torch
+
+import onebasin as ob
+from onebasin.symmetry.discover import analyse
+from onebasin.symmetry.verify import proven
+from onebasin.trace import call_arguments, evaluation_mode, trace
+from tests.models import BATTERY, Case, missing
+
+KINDS = ("scale", "sign", "norm-scale", "norm-sign")
+FACTOR, EXTRA = 1.5, 1.0
+
+
+def export_seconds(model: torch.nn.Module, inputs: object) -> float:
+    """Time of torch.export alone, on the same model and input."""
+    arguments, options = call_arguments(inputs)
+    started = time.perf_counter()
+    with evaluation_mode(model), torch.no_grad():
+        torch.export.export(model, arguments, options, strict=False)
+    return time.perf_counter() - started
+
+
+def measure(case: Case, repeats: int) -> dict[str, object]:
+    """Best times of a few repeats (the machine is shared), and whether everything expected was found."""
+    model, inputs = case.build(), case.inputs()
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    times: list[tuple[float, float, float, float]] = []
+    for _ in range(repeats):
+        export = export_seconds(model, inputs)
+        marks = [time.perf_counter()]
+        graph = trace(model, inputs)
+        marks.append(time.perf_counter())
+        draft = analyse(graph, shapes)
+        marks.append(time.perf_counter())
+        symmetry = proven(model, draft, inputs)
+        marks.append(time.perf_counter())
+        traced, analysed, proved = (later - earlier for earlier, later in zip(marks, marks[1:], strict=False))
+        times.append((export, max(traced - export, 0.0), analysed, proved))
+    export, decompose, analysis, proof_time = (statistics.median(column) for column in zip(*times, strict=True))
+    found = Counter(
+        (s.size, s.copies, s.permutable, *[s.generators.count(kind) for kind in KINDS]) for s in symmetry.spaces
+    )
+    wanted = Counter(
+        (e.size, e.copies, e.permutation and e.size > 1, e.scales, e.signs, e.norm_scales, e.norm_signs)
+        for e in case.spaces
+    )
+    proof = ob.verify(model, symmetry, inputs, seed=7)
+    right = found == wanted and proof.passed and bool(symmetry.unexplained) == case.unexplained
+    ours = decompose + analysis + proof_time
+    return {
+        "name": case.name, "found": sum((found & wanted).values()), "expected": sum(wanted.values()),
+        "error": proof.max_error, "export": export, "decompose": decompose, "analysis": analysis, "proof": proof_time,
+        "ratio": (analysis + proof_time) / (FACTOR * export + EXTRA), "with": ours / (FACTOR * export + EXTRA),
+        "right": right,
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=[], help="names, or parts of names, of battery models")
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    head = f"{'model':<26}{'spaces':>8}{'max error':>11}{'export':>9}{'decomp.':>9}{'analysis':>10}{'proof':>8}{'of budget':>11}"
+    print(f"{head}  verdict\n{'-' * (len(head) + 9)}")
+    cases = [case for case in BATTERY if not options.only or any(part in case.name for part in options.only)]
+    measure(cases[0], 1)  # the first export pays for imports
+    rows = []
+    for case in cases:
+        if reason := missing(case):
+            print(f"{case.name:<26}  skipped: {reason}")
+            continue
+        row = measure(case, options.repeats)
+        rows.append(row)
+        print(
+            f"{row['name']:<26}{row['found']:>4}/{row['expected']:<3}{row['error']:>11.1e}{row['export']:>8.2f}s"
+            f"{row['decompose']:>8.2f}s{row['analysis']:>9.2f}s{row['proof']:>7.2f}s{row['ratio']:>11.0%}"
+            f"  {'right' if row['right'] else 'WRONG'}",
+            flush=True,
+        )
+    wrong = [row["name"] for row in rows if not row["right"]]
+    slow = [row["name"] for row in rows if row["ratio"] > 1]
+    slow_with = [row["name"] for row in rows if row["with"] > 1]
+    print(f"\n{len(rows)} models: {len(rows) - len(wrong)} right, wrong: {', '.join(wrong) or 'none'}")
+    print(f"analysis + proof over 1.5 x export + 1 s: {', '.join(slow) or 'none'}")
+    print(f"the same with decomposition counted as ours: {', '.join(slow_with) or 'none'}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
