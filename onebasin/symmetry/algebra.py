@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from onebasin.symmetry.element import Element
 
 if TYPE_CHECKING:
     from onebasin.symmetry.group import Symmetry
+    from onebasin.symmetry.space import Space
 
 
 class Wide:
@@ -36,12 +36,7 @@ class Wide:
             if order is not None and not space.permutable:
                 raise SymmetryError(f"the element permutes {space.name!r}, whose units are rigid.")
             count = len(space.generators)
-            for found, expected in ((order, math.prod(shape)), (factor, count * math.prod(shape))):
-                if found is not None and found.numel() != expected:
-                    raise SymmetryError(
-                        f"the element has {found.numel()} numbers for space {space.name!r}, expected {expected}; "
-                        "draw it from this symmetry."
-                    )
+            _check(space, order, factor, element.members)
             self.orders.append(torch.arange(space.size).expand(shape) if order is None else order.reshape(shape))
             self.factors.append(
                 torch.ones(count, *shape, dtype=torch.float64)
@@ -104,8 +99,38 @@ class Wide:
         return old
 
 
+def _check(space: Space, order: Tensor | None, factor: Tensor | None, members: int | None) -> None:
+    """Say what is wrong with the numbers of one space."""
+    batch = () if members is None else (members,)
+    shape = (*batch, *[size for _, size in space.parents], space.size)
+    if order is not None:
+        if order.is_floating_point() or tuple(order.shape) != shape:
+            raise SymmetryError(
+                f"the order of space {space.name!r} should be integers of shape {shape}, found {order.dtype} of shape "
+                f"{tuple(order.shape)}; draw it from this symmetry."
+            )
+        if not bool((order.sort(-1).values == torch.arange(space.size, device=order.device)).all()):
+            raise SymmetryError(f"the order of space {space.name!r} is no permutation of 0 to {space.size - 1}.")
+    if factor is None:
+        return
+    if tuple(factor.shape) != (len(space.generators), *shape):
+        raise SymmetryError(
+            f"the factors of space {space.name!r} should have shape {(len(space.generators), *shape)}, found "
+            f"{tuple(factor.shape)}; draw them from this symmetry."
+        )
+    for kind, numbers in zip(space.generators, factor, strict=True):
+        sign = kind.endswith("sign")
+        right = (numbers.abs() == 1) if sign else (numbers > 0) & torch.isfinite(numbers)
+        if not bool(right.all()):
+            raise SymmetryError(
+                f"the {kind} factors of space {space.name!r} must be {'1 or -1' if sign else 'positive and finite'}."
+            )
+
+
 def compose(left: Wide, right: Wide) -> Element:
     """First `right`, then `left`."""
+    if None not in (left.members, right.members) and left.members != right.members:
+        raise SymmetryError(f"batches of {left.members} and {right.members} elements cannot be composed one by one.")
     if left.members is None and right.members is not None:
         left = _spread(left, right.many)
     elif right.members is None and left.members is not None:

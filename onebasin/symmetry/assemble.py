@@ -30,8 +30,10 @@ def spaces(weave: Weave, blocks: dict[Value, Blocks], parents: Parents, systems:
     """All spaces with any freedom, parents before children."""
     laid = {blocks[value].number: blocks[value] for value in weave.states.values()}
     drafts = _drafts(weave, laid, parents)
-    for draft in drafts.values():
-        _solve(draft, weave, laid, systems)
+    hidden = {atom for term in weave.hidden for atom in atoms(term)}
+    for atom, draft in drafts.items():
+        if atom not in hidden:
+            _solve(draft, weave, laid, systems)
     _drop_inherited(drafts, laid)
     padded = {atom for pad in weave.padding for atom in atoms(pad) if atom.rigid is None}
     free = [d for d in drafts.values() if d.kinds or (d.atom.rigid is None and (d.atom.size > 1 or d.atom in padded))]

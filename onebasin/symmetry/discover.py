@@ -18,6 +18,7 @@ from onebasin.symmetry.blocks import Blocks, Fusions
 from onebasin.symmetry.group import Symmetry
 from onebasin.symmetry.rules import rule_for
 from onebasin.symmetry.rules.pointwise import plain
+from onebasin.symmetry.unread import hold
 from onebasin.symmetry.verify import proven
 from onebasin.symmetry.weave import Value, Weave
 from onebasin.trace import Graph, Inputs, Node, trace
@@ -62,6 +63,7 @@ def analyse(graph: Graph, shapes: dict[str, tuple[int, ...]]) -> Symmetry:
         made[node] = _step(weave, node, made)
     _listen(weave, made)
     _hold_buffers(weave)
+    hold(weave, {value: Blocks(value, number, {}) for number, value in enumerate(weave.values)})
     blocks, parents, fusions = _layout(weave)
     systems = exponents.equations(weave, blocks, fusions)
     found = assemble.spaces(weave, blocks, parents, systems)
@@ -105,8 +107,8 @@ def _state(weave: Weave, node: Node) -> Value:
 def _call(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     name = node.operation.split(".")[1] if node.operation.startswith("aten.") else node.operation
     operands = _values((arguments, options))
-    if name.startswith(SILENT):
-        return None
+    if name.startswith(SILENT) or (name == node.operation and not operands):
+        return None  # arithmetic on sizes and assertions about them
     random = torch.Tag.nondeterministic_seeded in getattr(node.function, "tags", ())
     if name in POSITIONAL and node.shape is not None:
         return weave.fixed(node.shape, node, Reason("it meets positions", node))
@@ -196,6 +198,9 @@ def _listen(weave: Weave, made: dict[Node, Any]) -> None:
         if any(node.users for node in twins):
             text = "it is only multiplied by zeros for this input (give a recurrent model at least two steps)"
             weave.freeze(value, Reason(text, value.node, explained=False))
+            weave.hidden += (
+                value.axes
+            )  # relations with zeros were not recorded, so exponents along these axes are not known
         else:
             weave.freeze(value, Reason("it is not used by the forward pass", value.node))
 

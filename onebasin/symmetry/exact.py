@@ -87,18 +87,19 @@ class System(Generic[Key]):
             if not row:
                 continue
             pivot = next(iter(row))
-            inverse = 1 / Fraction(row[pivot]) if not self.modulus else Fraction(1)
-            row = {key: self._reduce(value * inverse) for key, value in row.items()}
+            inverse: Number = 1 / Fraction(row[pivot]) if not self.modulus else 1
+            row = self._minus({}, row, -inverse)
             for other, known in pivots.items():
                 if pivot in known:
                     pivots[other] = self._minus(known, row, known[pivot])
             pivots[pivot] = row
         free = dict.fromkeys([key for row in pivots.values() for key in row if key not in pivots])
         free.update(dict.fromkeys(key for key in wanted if key not in pivots))
-        return [
-            {key: Fraction(1)} | {pivot: self._reduce(-row[key]) for pivot, row in pivots.items() if key in row}
-            for key in free
-        ]
+        basis: list[Row[Key]] = []
+        for key in free:
+            basis.append({key: 1})
+            basis[-1].update({pivot: self._reduce(-row[key]) for pivot, row in pivots.items() if key in row})
+        return basis
 
     def _minus(self, row: Row[Key], other: Row[Key], factor: Number) -> Row[Key]:
         made = dict(row)

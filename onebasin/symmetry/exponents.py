@@ -14,6 +14,7 @@ from fractions import Fraction
 from onebasin.symmetry.axes import Atom
 from onebasin.symmetry.blocks import Blocks, Direction, Fusions, Leaf, Strip, strips
 from onebasin.symmetry.exact import System
+from onebasin.symmetry.unread import unread
 from onebasin.symmetry.weave import Index, Move, Part, Pin, Power, Relation, Value, Weave, count, flat_index
 
 Systems = dict[str, dict[Atom, System[Leaf]]]
@@ -29,6 +30,8 @@ def equations(weave: Weave, blocks: dict[Value, Blocks], fusions: Fusions) -> Sy
             writer.move(relation)
         else:
             writer.relation(relation)
+    for value, block, read in unread(weave, blocks):
+        writer.follow(value, block, read)
     return writer.systems
 
 
@@ -54,6 +57,17 @@ class _Writer:
             for leaf, _ in laid.leaves(block):
                 if pin.axis is None or leaf.axis == pin.axis:
                     self._zero(leaf, pin.kinds)
+
+    def follow(self, value: Value, block: tuple[int, ...], read: tuple[int, ...]) -> None:
+        """A block without effect takes the exponents of one that is read, where they share an axis; others are 0."""
+        known = {(leaf.axis, leaf.step, leaf.atom): leaf for leaf, _ in self.blocks[value].leaves(read)}
+        for leaf, _ in self.blocks[value].leaves(block):
+            same = known.get((leaf.axis, leaf.step, leaf.atom))
+            if same is None or block[leaf.axis] != read[leaf.axis]:
+                self._zero(leaf)
+            else:
+                for kind in ("scale", "sign"):
+                    self._say(kind, leaf.atom, [(leaf, 1), (same, -1)])
 
     def move(self, move: Move) -> None:
         """Exponents travel with the entries; checked from both sides, because either side may be cut more finely."""

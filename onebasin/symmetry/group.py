@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onebasin.errors import SymmetryError
 from onebasin.state import State
@@ -78,6 +78,10 @@ class Symmetry:
 
     def identity(self, members: int | None = None) -> Element:
         """The element that moves nothing."""
+        if members is not None and members < 1:
+            raise SymmetryError(
+                f"a batch needs at least one member, found {members}; leave members out for a single element."
+            )
         batch = () if members is None else (members,)
         orders, factors = {}, {}
         for space in self.spaces:
@@ -106,15 +110,11 @@ class Symmetry:
             freedoms: only these kinds move; the rest stays at the identity.
             spaces: only these spaces move.
         """
-        if isinstance(generator, int):
-            generator = torch.Generator().manual_seed(generator)
-        wanted, kinds = None if spaces is None else set(spaces), set(freedoms)
-        if unknown := kinds - set(FREEDOMS):
-            raise SymmetryError(f"unknown freedoms {sorted(unknown)}; choose among {', '.join(FREEDOMS)}.")
+        generator, wanted, kinds = self._choices(generator, spaces, freedoms)
         element = self.identity(members)
         orders, factors = dict(element.orders), dict(element.factors)
         for space in self.spaces:
-            if wanted is not None and space.name not in wanted:
+            if space.name not in wanted:
                 continue
             if space.permutable and "permutation" in kinds:
                 noise = torch.rand(orders[space.name].shape, generator=generator, device=generator.device)
@@ -128,6 +128,20 @@ class Symmetry:
                     )
                     factors[space.name][number] = _draw(kind, noise)
         return Element(orders, factors, members)
+
+    def _choices(
+        self, generator: object, spaces: Iterable[str] | None, freedoms: Iterable[str]
+    ) -> tuple[torch.Generator, set[str], set[str]]:
+        """Check what `random` was asked for."""
+        if isinstance(generator, int):
+            generator = torch.Generator().manual_seed(generator)
+        if not isinstance(generator, torch.Generator):
+            raise SymmetryError(f"random needs a torch.Generator or an integer seed, found {type(generator).__name__}.")
+        wanted = {space.name for space in self.spaces} if spaces is None else {self[name].name for name in spaces}
+        kinds = set(freedoms)
+        if unknown := kinds - set(FREEDOMS):
+            raise SymmetryError(f"unknown freedoms {sorted(unknown)}; choose among {', '.join(FREEDOMS)}.")
+        return generator, wanted, kinds
 
     def compose(self, first: Element, second: Element) -> Element:
         """The element that acts as `second`, then `first`: apply(compose(g, h), w) = apply(g, apply(h, w))."""
@@ -155,6 +169,10 @@ class Symmetry:
         plan = algebra.Wide(self, element)
         if isinstance(state, Mapping):
             return act.apply(plan, state, kind)
+        if isinstance(state, nn.Module):
+            raise SymmetryError(
+                "apply moves a State or a Population, not a module; give model.state_dict() and load the result."
+            )
         if plan.members is not None and plan.members != len(state):  # type: ignore[arg-type]
             raise SymmetryError(
                 f"a batch of {plan.members} elements cannot act on {len(state)} members; draw one per member."  # type: ignore[arg-type]

@@ -89,6 +89,7 @@ class Weave:
     means: set[str] = field(default_factory=set)
     variances: dict[str, float] = field(default_factory=dict)
     padding: list[Atom] = field(default_factory=list)
+    hidden: list[Term] = field(default_factory=list)
 
     def value(self, axes: Sequence[Term], *, zero: bool = False, node: Node | None = None) -> Value:
         """A new value with these axes."""
