@@ -239,8 +239,11 @@ class Population:
             function: (tensors (n, *shape), index of the first member) -> tensors (n, ...) of the same names. It must
                 not change its argument.
             path: stream the result into this new population folder instead of memory.
-            size: members per block; 0 for about 64 MB.
+            size: members per block; 0 for about 64 MB, or for all members at once where they are in memory already
+                and the result stays there.
         """
+        if path is None and not size and len(self._sources) == 1 and isinstance(self._sources[0], MemorySource):
+            size = len(self)
         results = checked_results(function, self.blocks(size or None))
         if path is None:
             tensors = collect(results, len(self)) or self.stacked()

@@ -21,7 +21,7 @@ from onebasin.symmetry.algebra import Wide
 if TYPE_CHECKING:
     from onebasin.symmetry.space import Grid, Leg, Space
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 26
 Action = tuple[int, Tensor | None, Tensor | None]
 """Axis of the stacked tensor, index vectors (M, length), factors (M, ...); None where nothing happens."""
 
@@ -75,14 +75,13 @@ def _move(wide: Wide, tensor: Tensor, legs: list[tuple[int, Leg]], kind: str) ->
         if factor is not None:
             factor = factor.reshape(-1, *[size if a == axis else 1 for a, size in enumerate(shape)])
         actions.append((axis + 1, index if index is None else index.to(tensor.device), factor))
-    size = max(1, CHUNK_BYTES // max(1, tensor.element_size() * shape.numel()))
-    if len(tensor) <= size:
-        return _act(tensor, actions, legs, kind)
     out = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    size = max(1, CHUNK_BYTES // max(1, tensor.element_size() * shape.numel()))
     for start in range(0, len(tensor), size):  # a chunk stays in the cache from the gather to the last factor
         members = slice(start, start + size)
         part = [(axis, _members(index, members), _members(factor, members)) for axis, index, factor in actions]
-        out[members] = _act(tensor[members], part, legs, kind)
+        _act(tensor[members], part, out[members])
+        _stretch(out[members], [factor for _, _, factor in part if factor is not None], legs, kind)
     return out
 
 
@@ -90,18 +89,21 @@ def _members(vectors: Tensor | None, members: slice) -> Tensor | None:
     return vectors if vectors is None or len(vectors) == 1 else vectors[members]
 
 
-def _act(tensor: Tensor, actions: list[Action], legs: list[tuple[int, Leg]], kind: str) -> Tensor:
-    for axis, index, _ in actions:
-        if index is not None:
-            tensor = _take(tensor, axis, index)
-    factors = [factor for _, _, factor in actions if factor is not None]
-    return _stretch(tensor, factors, legs, kind) if factors else tensor
+def _act(tensor: Tensor, actions: list[Action], out: Tensor) -> None:
+    """Gather `tensor` along each axis into `out`."""
+    gathers = [(axis, index) for axis, index, _ in actions if index is not None]
+    for axis, index in gathers[:-1]:
+        tensor = _take(tensor, axis, index, torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device))
+    if gathers:
+        _take(tensor, *gathers[-1], out)
+    else:
+        out.copy_(tensor)
 
 
-def _stretch(tensor: Tensor, factors: list[Tensor], legs: list[tuple[int, Leg]], kind: str) -> Tensor:
-    """Multiply by factors, as the kind of companion demands; batch-norm variances move as v + epsilon."""
-    if kind == "mask":
-        return tensor
+def _stretch(tensor: Tensor, factors: list[Tensor], legs: list[tuple[int, Leg]], kind: str) -> None:
+    """Multiply our own buffer by factors, as the kind demands; batch-norm variances move as v + epsilon."""
+    if kind == "mask" or not factors:
+        return
     shift = next((leg.shift for _, leg in legs if leg.shift), 0.0)
     if kind == "value" and shift:
         product = math.prod(factors[1:], start=factors[0]).to(tensor.device)
@@ -111,18 +113,12 @@ def _stretch(tensor: Tensor, factors: list[Tensor], legs: list[tuple[int, Leg]],
                 f"this element would shrink the batch-norm variance {legs[0][1].tensor!r} below zero; use factors of "
                 "at least 1 for 'norm-scale', or larger ones for units of small variance."
             )
-        return torch.where(product == 1, tensor, moved.clamp_min(0).to(tensor.dtype))
+        tensor.copy_(torch.where(product == 1, tensor, moved.clamp_min(0).to(tensor.dtype)))
+        return
+    power = {"value": 1, "std": 1, "variance": 2, "gradient": -1, "squared-gradient": -2}[kind]
     for factor in factors:
-        if kind == "std":
-            factor = factor.abs()
-        elif kind == "variance":
-            factor = factor**2
-        elif kind == "gradient":
-            factor = 1 / factor
-        elif kind == "squared-gradient":
-            factor = factor**-2
-        tensor = tensor * factor.to(device=tensor.device, dtype=tensor.dtype)
-    return tensor
+        turned = (factor.abs() if kind == "std" else factor) ** power
+        tensor.mul_(turned.to(device=tensor.device, dtype=tensor.dtype))
 
 
 def _axis_action(wide: Wide, legs: list[tuple[int, Leg]], length: int) -> tuple[Tensor | None, Tensor | None]:
@@ -179,17 +175,19 @@ def _copies(space: Space, leg: Leg, places: Tensor, length: int) -> Tensor:
     return copy
 
 
-def _take(tensor: Tensor, axis: int, index: Tensor) -> Tensor:
-    """Gather along an axis; `index` is (M, length), M being 1 or the number of members."""
-    if len(index) == 1:
-        return tensor.index_select(axis, index[0])
-    members, length = index.shape
+def _take(tensor: Tensor, axis: int, index: Tensor, out: Tensor) -> Tensor:
+    """Gather along an axis into `out`; `index` is (M, length), M being 1 or the number of members."""
+    members, length = len(tensor), index.shape[1]
+    index = index.expand(members, -1)
     before, after = math.prod(tensor.shape[1:axis]), math.prod(tensor.shape[axis + 1 :])
     if after == 1:
         wide = index[:, None].expand(-1, before, -1)
-        return tensor.reshape(members, before, length).gather(2, wide).reshape(tensor.shape)
-    rows = (torch.arange(members * before, device=index.device) * length).reshape(members, before, 1) + index[:, None]
-    return tensor.reshape(-1, after).index_select(0, rows.reshape(-1)).reshape(tensor.shape)
+        torch.gather(tensor.reshape(members, before, length), 2, wide, out=out.view(members, before, length))
+    else:  # rows are contiguous: copy whole rows
+        starts = (torch.arange(members * before, device=index.device) * length).reshape(members, before, 1)
+        rows = (starts + index[:, None]).reshape(-1)
+        torch.index_select(tensor.reshape(-1, after), 0, rows, out=out.view(-1, after))
+    return out
 
 
 def _move_slowly(wide: Wide, tensor: Tensor, legs: list[tuple[int, Leg]], kind: str) -> Tensor:
@@ -212,7 +210,8 @@ def _move_slowly(wide: Wide, tensor: Tensor, legs: list[tuple[int, Leg]], kind: 
         out = (
             chosen.reshape(len(chosen), -1).index_select(1, source.reshape(-1).to(tensor.device)).reshape(chosen.shape)
         )
-        moved.append(_stretch(out, [factor[None]], legs, kind))
+        _stretch(out, [factor[None]], legs, kind)
+        moved.append(out)
     return moved[0] if wide.members is None else torch.cat(moved)
 
 
