@@ -1,7 +1,7 @@
 """Moving a whole population along its orbit against copying the same bytes, in one run.
 
-A population of MLPs 784-512-10 (relu: permutation and scale) is moved by one element for all and by one element per member.
-Target: within 3 x of the copy.
+A population of MLPs 784-512-10 (relu: permutation and scale) is moved by one element for all and by one element per
+member. Target: within 3 x of the copy.
 
     python -m benchmarks.apply [--members 1000] [--repeats 5]
 """

@@ -1,15 +1,17 @@
-"""Discovery over the battery: what is found against what was worked out by hand, the error of the proof, and what it costs.
+"""Discovery over the battery: what is found against what was worked out by hand, the error of the proof, the cost.
 
-One row per model. The export is what torch.export itself takes (tracing, without decomposition); decomposition, analysis and
-proof are ours. Target: decomposition + analysis + proof <= 1.5 x export + 1 s.
+One row per model. The export is what torch.export itself takes (tracing, without its own decomposition step); analysis
+and proof are ours. Target: analysis + proof <= 1.5 x export + 1 s; the last line counts decomposition as ours, too.
 
     python -m benchmarks.discovery [--only NAME ...] [--repeats N]
 """
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
+import warnings
 from collections import Counter
 
 import torch
@@ -18,7 +20,7 @@ import onebasin as ob
 from onebasin.symmetry.discover import analyse
 from onebasin.symmetry.verify import proven
 from onebasin.trace import call_arguments, evaluation_mode, trace
-from tests.models import BATTERY, Case, missing
+from tests.models import BATTERY, GAPS, Case, missing
 
 KINDS = ("scale", "sign", "norm-scale", "norm-sign")
 FACTOR, EXTRA = 1.5, 1.0
@@ -28,7 +30,8 @@ def export_seconds(model: torch.nn.Module, inputs: object) -> float:
     """Time of torch.export alone, on the same model and input."""
     arguments, options = call_arguments(inputs)
     started = time.perf_counter()
-    with evaluation_mode(model), torch.no_grad():
+    with evaluation_mode(model), torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         torch.export.export(model, arguments, options, strict=False)
     return time.perf_counter() - started
 
@@ -47,7 +50,7 @@ def measure(case: Case, repeats: int) -> dict[str, object]:
         marks.append(time.perf_counter())
         symmetry = proven(model, draft, inputs)
         marks.append(time.perf_counter())
-        traced, analysed, proved = (later - earlier for earlier, later in zip(marks, marks[1:], strict=False))
+        traced, analysed, proved = (later - earlier for earlier, later in itertools.pairwise(marks))
         times.append((export, max(traced - export, 0.0), analysed, proved))
     export, decompose, analysis, proof_time = (statistics.median(column) for column in zip(*times, strict=True))
     found = Counter(
@@ -59,12 +62,13 @@ def measure(case: Case, repeats: int) -> dict[str, object]:
     )
     proof = ob.verify(model, symmetry, inputs, seed=7)
     right = found == wanted and proof.passed and bool(symmetry.unexplained) == case.unexplained
+    part = case in GAPS and proof.passed
     ours = decompose + analysis + proof_time
     return {
         "name": case.name, "found": sum((found & wanted).values()), "expected": sum(wanted.values()),
         "error": proof.max_error, "export": export, "decompose": decompose, "analysis": analysis, "proof": proof_time,
         "ratio": (analysis + proof_time) / (FACTOR * export + EXTRA), "with": ours / (FACTOR * export + EXTRA),
-        "right": right,
+        "verdict": "right" if right else "part (known gap)" if part else "WRONG",
     }  # fmt: skip
 
 
@@ -74,9 +78,10 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    head = f"{'model':<26}{'spaces':>8}{'max error':>11}{'export':>9}{'decomp.':>9}{'analysis':>10}{'proof':>8}{'of budget':>11}"
+    titles = (f"{'model':<26}", f"{'spaces':>8}", f"{'max error':>11}", f"{'export':>9}", f"{'decomp.':>9}")
+    head = "".join((*titles, f"{'analysis':>10}", f"{'proof':>8}", f"{'of budget':>11}"))
     print(f"{head}  verdict\n{'-' * (len(head) + 9)}")
-    cases = [case for case in BATTERY if not options.only or any(part in case.name for part in options.only)]
+    cases = [case for case in (*BATTERY, *GAPS) if not options.only or any(part in case.name for part in options.only)]
     measure(cases[0], 1)  # the first export pays for imports
     rows = []
     for case in cases:
@@ -88,13 +93,15 @@ def main() -> int:
         print(
             f"{row['name']:<26}{row['found']:>4}/{row['expected']:<3}{row['error']:>11.1e}{row['export']:>8.2f}s"
             f"{row['decompose']:>8.2f}s{row['analysis']:>9.2f}s{row['proof']:>7.2f}s{row['ratio']:>11.0%}"
-            f"  {'right' if row['right'] else 'WRONG'}",
+            f"  {row['verdict']}",
             flush=True,
         )
-    wrong = [row["name"] for row in rows if not row["right"]]
+    wrong = [row["name"] for row in rows if row["verdict"] == "WRONG"]
+    right = sum(row["verdict"] == "right" for row in rows)
     slow = [row["name"] for row in rows if row["ratio"] > 1]
     slow_with = [row["name"] for row in rows if row["with"] > 1]
-    print(f"\n{len(rows)} models: {len(rows) - len(wrong)} right, wrong: {', '.join(wrong) or 'none'}")
+    part = len(rows) - right - len(wrong)
+    print(f"\n{len(rows)} models: {right} right, {part} in part, wrong: {', '.join(wrong) or 'none'}")
     print(f"analysis + proof over 1.5 x export + 1 s: {', '.join(slow) or 'none'}")
     print(f"the same with decomposition counted as ours: {', '.join(slow_with) or 'none'}")
     return 1 if wrong else 0

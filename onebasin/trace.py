@@ -83,8 +83,9 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise InputError(f"{type(model).__name__} only distributes a module; give the module itself: model.module.")
     arguments, options = call_arguments(inputs)
-    with evaluation_mode(model), warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # export warns about its own internals, not about the user's model
+    # A forward pass may draw random numbers, and export warns about its own internals, not about the user's model.
+    with evaluation_mode(model), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
         _check_call(model, arguments, options)
         program = _export(model, arguments, options)
     shared, entangled = _shared_memory(model)

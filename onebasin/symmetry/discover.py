@@ -120,17 +120,18 @@ def _call(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[st
         rule = plain
     if rule is not None:
         return rule(weave, node, *arguments, **options)
+    reason = Reason(f"the operation {node.operation} has no rule", node, explained=False)
     for value in operands:
-        weave.freeze(value, Reason(f"the operation {node.operation} has no rule", node, explained=False))
-    return _unknown(weave, node)
+        weave.freeze(value, reason)
+    return _unknown(weave, node, reason)
 
 
-def _unknown(weave: Weave, node: Node) -> Any:
+def _unknown(weave: Weave, node: Node, reason: Reason) -> Any:
     """Results of an operation without a rule: nothing moves its operands, so nothing moves these."""
     if node.shape is not None:
-        return weave.fixed(node.shape, node)
+        return weave.fixed(node.shape, node, reason)
     readers = {user.arguments[1]: user for user in node.users if user.operation == "getitem"}
-    return {number: weave.fixed(user.shape or (), user) for number, user in readers.items()}
+    return {number: weave.fixed(user.shape or (), user, reason) for number, user in readers.items()}
 
 
 def _fold(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
