@@ -15,7 +15,7 @@ from typing import BinaryIO
 from onebasin.errors import DiskError, InputError
 
 TEMPORARY = ".partial-"  # infix of names that readers ignore
-_SYNC_SECONDS = 0.03  # pause between two early syncs; a small file is written before the first
+_SYNC_SECONDS = 0.004  # pause between two early syncs; a small file is written before the first
 _MARGIN = 16 << 20  # bytes left free, so that a full disk does not also break the user's logs
 
 _REFUSALS = {
@@ -79,18 +79,21 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def publish(path: Path, write: Callable[[BinaryIO], object], *, replace: bool = False) -> None:
+def publish(path: Path, write: Callable[[BinaryIO], object], *, size: int = 0, replace: bool = False) -> None:
     """Create `path` with what `write` writes: readers see the whole file or none.
 
     Args:
         path: the final name.
         write: receives the open temporary file.
+        size: bytes to reserve beforehand, no more than will be written: a full disk is noticed early, and the disk
+            can start while we still write.
         replace: whether an existing file may be replaced; otherwise `FileExistsError`, and that file stays.
     """
     temporary = temporary_beside(path)
     try:
         with disk_errors(path):
             with temporary.open("xb") as file:
+                reserve(file, size)
                 with _early_sync(file):
                     write(file)
                 file.flush()
@@ -103,6 +106,16 @@ def publish(path: Path, write: Callable[[BinaryIO], object], *, replace: bool = 
         with suppress(OSError):  # gone already, or the disk refuses everything; the first error is the one to show
             temporary.unlink()
     sync_folder(path.parent)
+
+
+def reserve(file: BinaryIO, size: int) -> None:
+    """Reserve room for a file, where the system can."""
+    if size and hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            if error.errno in _REFUSALS:
+                raise
 
 
 @contextmanager

@@ -83,7 +83,8 @@ def write_shard(path: Path, block: Block, *, writer: str = "", sequence: int = 0
     if block.log_density is not None:
         tensors[_LOG_DENSITY] = block.log_density
     facts = {"members": str(block.count), "writer": writer, "sequence": str(sequence)}
-    publish(path, lambda file: _write(file, tensors, facts), replace=replace)
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    publish(path, lambda file: _write(file, tensors, facts), size=size, replace=replace)
 
 
 def _write(file: BinaryIO, tensors: Mapping[str, Tensor], facts: dict[str, str]) -> None:
