@@ -8,7 +8,7 @@ each has a small system of its own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from onebasin.symmetry.axes import Atom
@@ -17,6 +17,7 @@ from onebasin.symmetry.exact import System
 from onebasin.symmetry.unread import unread
 from onebasin.symmetry.weave import Index, Move, Part, Pin, Power, Relation, Value, Weave, count, flat_index
 
+Carry = Callable[[Index], Index | None]
 Systems = dict[str, dict[Atom, System[Leaf]]]
 
 
@@ -80,7 +81,7 @@ class _Writer:
                     self._carry(here, there, block, (base, target), carry)
 
     def _carry(
-        self, here: Blocks, there: Blocks, block: tuple[int, ...], pair: tuple[Index, Index], carry: object
+        self, here: Blocks, there: Blocks, block: tuple[int, ...], pair: tuple[Index, Index], carry: Carry
     ) -> None:
         base, target = pair
         other = there.at(target)
@@ -92,7 +93,7 @@ class _Writer:
             if direction.size > 1:
                 stepped = list(base)
                 stepped[leaf.axis] += leaf.step
-                landed = carry(tuple(stepped))  # type: ignore[operator]
+                landed = carry(tuple(stepped))
                 gap = None if landed is None else flat_index(landed, shape) - flat_index(target, shape)
                 match = found.get((leaf.atom, gap)) if gap is not None else None
             if match is None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar, overload
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,17 @@ from onebasin.symmetry.space import FREEDOMS, Leg, Space
 
 FORMAT = "onebasin symmetry 1"
 
-Crowd = TypeVar("Crowd")
+
+class Mapped(Protocol):
+    """What a whole population must offer: its size, and `map` over blocks of stacked members, as in `Population`."""
+
+    def __len__(self) -> int: ...
+
+    def map(self, function: Callable[[State, int], Mapping[str, Tensor]]) -> Any:
+        """Apply a function of (tensors (n, *shape), index of the first member) to every block."""
+
+
+Crowd = TypeVar("Crowd", bound=Mapped)
 
 
 @dataclass(frozen=True)
@@ -151,7 +161,13 @@ class Symmetry:
         """The element that undoes `element`."""
         return algebra.invert(algebra.Wide(self, element))
 
-    def apply(self, element: Element, state: State | Crowd, *, kind: str = "value") -> State | Crowd:
+    @overload
+    def apply(self, element: Element, state: Mapping[str, Tensor], *, kind: str = "value") -> State: ...
+
+    @overload
+    def apply(self, element: Element, state: Crowd, *, kind: str = "value") -> Crowd: ...
+
+    def apply(self, element: Element, state: Mapping[str, Tensor] | Crowd, *, kind: str = "value") -> State | Crowd:
         """Move a network, or a whole population, along its orbit: the result computes the same function.
 
         Args:
@@ -167,17 +183,14 @@ class Symmetry:
             SpecError: tensors are missing or have other shapes.
         """
         plan = algebra.Wide(self, element)
+        if isinstance(state, nn.Module):
+            raise SymmetryError("apply moves a State or a Population; give model.state_dict() and load the result.")
         if isinstance(state, Mapping):
             return act.apply(plan, state, kind)
-        if isinstance(state, nn.Module):
-            raise SymmetryError(
-                "apply moves a State or a Population, not a module; give model.state_dict() and load the result."
-            )
-        if plan.members is not None and plan.members != len(state):  # type: ignore[arg-type]
-            raise SymmetryError(
-                f"a batch of {plan.members} elements cannot act on {len(state)} members; draw one per member."  # type: ignore[arg-type]
-            )
-        return state.map(lambda stacked, start: act.apply_block(plan, stacked, start, kind))  # type: ignore[attr-defined, no-any-return]
+        if plan.members not in (None, len(state)):
+            raise SymmetryError(f"{plan.members} elements cannot act on {len(state)} members; draw one per member.")
+        moved: Crowd = state.map(lambda stacked, start: act.apply_block(plan, stacked, start, kind))
+        return moved
 
     # ------------------------------------------------------------------ text
 
