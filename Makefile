@@ -1,6 +1,6 @@
 # Two targets do everything on a fresh machine: `make demo` and `make test`. Both go through `make setup`.
 
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 

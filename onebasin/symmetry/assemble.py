@@ -70,8 +70,7 @@ def _solve(draft: Draft, weave: Weave, laid: dict[int, Blocks], systems: Systems
         for vector in system.solutions(columns) if system is not None else []:
             touches = any(vector[:front])
             draft.kinds.append(f"norm-{kind}" if touches else kind)
-            lead = next(value for value in vector[front:] or vector if value) if any(vector[front:]) else 1
-            draft.vectors.append([-value for value in vector] if lead < 0 and not touches else vector)
+            draft.vectors.append(vector)
 
 
 def _drop_inherited(drafts: dict[Atom, Draft], laid: dict[int, Blocks]) -> None:
@@ -111,15 +110,13 @@ def _seen_from(draft: Draft, child: Draft, number: int, laid: dict[int, Blocks])
 
 
 def _space(draft: Draft, weave: Weave, laid: dict[int, Blocks], names: dict[Atom, str]) -> Space:
-    groups: dict[tuple[int, int, int], dict[tuple[int, ...], tuple[int, ...]]] = {}
+    groups: dict[tuple[int, int, int, int], dict[tuple[int, ...], tuple[int, ...]]] = {}
     for column, (leaf, _) in enumerate(draft.leaves):
-        strip_number = leaf.block[leaf.axis]
         powers = tuple(vector[column] for vector in draft.vectors)
-        key = (leaf.value, leaf.axis, strip_number * 10**9 + leaf.step)
-        groups.setdefault(key, {})[leaf.block] = powers
+        groups.setdefault((leaf.value, leaf.axis, leaf.block[leaf.axis], leaf.step), {})[leaf.block] = powers
     legs: list[Leg] = []
-    for (value, axis, code), found in groups.items():
-        leaf = Leaf(value, next(iter(found)), axis, code % 10**9, draft.atom)
+    for (value, axis, _, step), found in groups.items():
+        leaf = Leaf(value, next(iter(found)), axis, step, draft.atom)
         if len(set(found.values())) == 1:
             legs += _legs(leaf, draft, weave, laid, next(iter(found.values())), False)
         else:

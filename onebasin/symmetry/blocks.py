@@ -54,8 +54,7 @@ class Leaf:
 
 def strips(term: Term, fusions: Fusions) -> tuple[Strip, ...]:
     """The strips of an axis."""
-    made = tuple(Strip(strip.start, _fused(strip.directions, fusions)) for strip in _strips(term))
-    return made
+    return tuple(Strip(strip.start, _fused(strip.directions, fusions)) for strip in _strips(term))
 
 
 def _strips(term: Term) -> list[Strip]:

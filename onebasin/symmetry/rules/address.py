@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from onebasin.symmetry.axes import Reason, Term, Uniform, atoms
+from onebasin.symmetry.axes import Reason, Term, atoms
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.weave import Part, Value, Weave
 from onebasin.trace import Node
@@ -34,7 +34,7 @@ def _unmoved(weave: Weave, node: Node, index: Value) -> list[Term]:
     """An index must be the same for all networks of an orbit."""
     if any(atoms(term) for term in index.axes):
         weave.freeze(index, Reason("it is used as an address", node))
-    return [Uniform(term.size) if isinstance(term, Uniform) else term for term in index.axes]
+    return index.axes
 
 
 @rule("embedding")
@@ -60,8 +60,6 @@ def index_tensor(weave: Weave, node: Node, x: Value, indices: Sequence[Value | N
     for index in given:
         _unmoved(weave, node, index)
     rank = len(node.shape) - (len(x.shape) - len(used))
-    if any(index.shape and index.constant is not None and index.constant.dtype.is_floating_point for index in given):
-        rank = 0
     fresh = weave.fixed(node.shape[where : where + rank]).axes
     return _addressed(weave, node, x, used, where, fresh)
 

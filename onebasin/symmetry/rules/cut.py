@@ -59,8 +59,8 @@ def _cut(term: Term, first: int, length: int, step: int) -> Term:
     if first >= step or length * step != term.size:
         raise StructureClash(f"every {step}th position from {first}")
     outer, inner = split_off(term, step)
-    for position in range(step - 1):  # the positions inside a step are told apart from now on
-        _, inner = split_at(inner, 1) if position < step - 1 else (inner, inner)
+    for _ in range(step - 1):  # the positions inside a step are told apart from now on
+        _, inner = split_at(inner, 1)
     return outer
 
 

@@ -213,14 +213,3 @@ def where(weave: Weave, node: Node, condition: Value, x: Value, y: Value) -> Val
     """A choice between two tensors; the condition itself carries no factor."""
     weave.pin(condition)
     return alike(weave, node, [x, y], beside=[condition])
-
-
-@rule("prelu", "_prelu_kernel")
-def prelu(weave: Weave, node: Node, x: Value, weight: Value) -> Value:
-    """X where positive, weight * x elsewhere; the weight is a slope and is not scaled."""
-    if len(x.shape) > 1 and len(weight.shape) == 1 and weight.shape[0] > 1:
-        x.axes[1] = weight.axes[0] = weave.tie(x.axes[1], weight.axes[0], node)
-        weave.pin(weight)
-        return passing(weave, node, [x], [(1, None)])
-    weave.pin(weight)
-    return passing(weave, node, [x], [(1, None)])
