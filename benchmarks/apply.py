@@ -3,7 +3,7 @@
 A population of MLPs 784-512-10 (relu: permutation and scale) is moved by one element for all and by one element per
 member. Target: within 3 x of the copy.
 
-    python -m benchmarks.apply [--members 1000] [--repeats 5]
+    python -m benchmarks.apply [--members 1000] [--repeats 9]
 """
 
 import argparse
@@ -32,7 +32,7 @@ def seconds(function: Callable[[], object], repeats: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=9)
     options = parser.parse_args()
     model = nn.Sequential(nn.Linear(WIDTHS[0], WIDTHS[1]), nn.ReLU(), nn.Linear(WIDTHS[1], WIDTHS[2]))
     symmetry = ob.discover(model, torch.zeros(1, WIDTHS[0]))
