@@ -45,11 +45,14 @@ class Node:
     module: str = ""
     users: list[Node] = field(default_factory=list)
 
+    @property
+    def short(self) -> str:
+        """Name of an aten operation without its overload (`add` of `aten.add.Tensor`); "" for anything else."""
+        return self.operation.split(".")[1] if self.operation.startswith("aten.") else ""
+
     def parents(self) -> list[Node]:
         """The nodes this one reads, in order."""
-        found: list[Node] = []
-        _collect((self.arguments, self.options), found)
-        return found
+        return _nodes_in((self.arguments, self.options))
 
     def __repr__(self) -> str:
         """Show what a reader of a path wants to see."""
@@ -88,7 +91,7 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
         warnings.simplefilter("ignore")
         _check_call(model, arguments, options)
         program = _export(model, arguments, options)
-    shared, entangled = _shared_memory(model)
+    shared, entangled = shared_memory(model)
     return Graph(tuple(_nodes(program)), shared, entangled)
 
 
@@ -118,7 +121,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     are restored one by one because torch.export puts back equal tuples and lists instead of the same ones.
     """
     before = [(module, dict(vars(module))) for module in model.modules()]
-    members = [
+    members: list[tuple[dict[str, Any], dict[str, Any]]] = [
         (held, dict(held)) for module, _ in before for held in (module._parameters, module._buffers, module._modules)
     ]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]  # a forward pass may count steps or average
@@ -133,7 +136,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         for held, content in members:
             if [(k, id(v)) for k, v in held.items()] != [(k, id(v)) for k, v in content.items()]:
                 held.clear()
-                held.update(content)  # type: ignore[arg-type]
+                held.update(content)
         with torch.no_grad():
             for buffer, value in buffers:
                 if not torch.equal(buffer, value):
@@ -232,11 +235,8 @@ def _nodes(program: Any) -> Iterator[Node]:
 
 def _placeholder(node: Node, name: str, states: dict[str, str], constants: dict[str, str], program: Any) -> None:
     if name in states:
-        node.kind, node.state_name, node.buffer = (
-            "state",
-            states[name],
-            name in program.graph_signature.inputs_to_buffers,
-        )
+        node.kind, node.state_name = "state", states[name]
+        node.buffer = name in program.graph_signature.inputs_to_buffers
         if states[name] not in program.state_dict:  # a buffer with persistent=False is no part of a State
             node.kind, node.state_name, node.constant = "constant", "", program.constants[states[name]].detach()
     elif name in constants:
@@ -260,18 +260,14 @@ def _swap(value: Any, made: dict[Any, Node]) -> Any:
     return value
 
 
-def _collect(value: Any, found: list[Node]) -> None:
+def _nodes_in(value: Any) -> list[Node]:
     if isinstance(value, Node):
-        found.append(value)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            _collect(item, found)
-    elif isinstance(value, dict):
-        for item in value.values():
-            _collect(item, found)
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [node for item in items for node in _nodes_in(item)]
 
 
-def _shared_memory(model: nn.Module) -> tuple[dict[str, str], frozenset[str]]:
+def shared_memory(model: nn.Module) -> tuple[dict[str, str], frozenset[str]]:
     """Which state names are one tensor, and which overlap in memory without being one."""
     first: dict[Any, str] = {}
     shared: dict[str, str] = {}

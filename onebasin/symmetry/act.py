@@ -77,7 +77,7 @@ def _move(wide: Wide, tensor: Tensor, legs: list[tuple[int, Leg]], kind: str) ->
         actions.append((axis + 1, index if index is None else index.to(tensor.device), factor))
     out = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     size = max(1, CHUNK_BYTES // max(1, tensor.element_size() * shape.numel()))
-    for start in range(0, len(tensor), size):  # a chunk stays in the cache from the gather to the last factor
+    for start in range(0, len(tensor), size):  # in chunks, which bound what is held between two gathers
         members = slice(start, start + size)
         part = [(axis, _members(index, members), _members(factor, members)) for axis, index, factor in actions]
         _act(tensor[members], part, out[members])

@@ -105,7 +105,7 @@ def _state(weave: Weave, node: Node) -> Value:
 
 
 def _call(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    name = node.operation.split(".")[1] if node.operation.startswith("aten.") else node.operation
+    name = node.short or node.operation
     operands = _values((arguments, options))
     if name.startswith(SILENT) or (name == node.operation and not operands):
         return None  # arithmetic on sizes and assertions about them
@@ -187,31 +187,23 @@ def _listen(weave: Weave, made: dict[Node, Any]) -> None:
         heard.add(node)
         todo += _audible(node, made)
     for value in weave.states.values():
-        assert value.node is not None
-        names = {value.state_name}
-        twins = [
-            n
-            for n in weave.graph.nodes
-            if n.kind == "state" and weave.graph.shared.get(n.state_name, n.state_name) in names
-        ]
+        twins = [node for node in weave.graph.nodes if node.kind == "state" and made[node] is value]
         if any(node in heard for node in twins):
             continue
         if any(node.users for node in twins):
             text = "it is only multiplied by zeros for this input (give a recurrent model at least two steps)"
             weave.freeze(value, Reason(text, value.node, explained=False))
-            weave.hidden += (
-                value.axes
-            )  # relations with zeros were not recorded, so exponents along these axes are not known
+            # Relations with zeros were not recorded, so exponents along these axes are not known.
+            weave.hidden += value.axes
         else:
             weave.freeze(value, Reason("it is not used by the forward pass", value.node))
 
 
 def _audible(node: Node, made: dict[Node, Any]) -> list[Node]:
     """The operands of a node that can be heard through it: not those that are multiplied by zeros."""
-    name = node.operation.split(".")[1] if node.operation.startswith("aten.") else ""
     silent: set[Node] = set()
-    if name in PARTNERS:
-        one, other = (node.arguments[place] for place in PARTNERS[name])
+    if node.short in PARTNERS:
+        one, other = (node.arguments[place] for place in PARTNERS[node.short])
         for operand, partner in ((one, other), (other, one)):
             if isinstance(partner, Node) and isinstance(made[partner], Value) and made[partner].zero:
                 silent.add(operand)

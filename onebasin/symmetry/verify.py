@@ -23,7 +23,7 @@ from onebasin.state import State, state_of
 from onebasin.symmetry.element import Element
 from onebasin.symmetry.group import Symmetry
 from onebasin.symmetry.space import FREEDOMS
-from onebasin.trace import Inputs, call_arguments, evaluation_mode
+from onebasin.trace import Inputs, call_arguments, evaluation_mode, shared_memory
 
 TOLERANCE = 1e-9
 DRAWS = 2
@@ -168,10 +168,10 @@ class _Bench:
         self.model = model
         self.generator = torch.Generator().manual_seed(seed)
         variances = {leg.tensor for space in symmetry.spaces for leg in space.legs if leg.shift}
-        self.tied = _tied(model)
         self.state = {name: self._generic(tensor, name in variances) for name, tensor in state_of(model).items()}
-        for name, first in self.tied.items():
-            self.state[name] = self.state[first]
+        for name, first in shared_memory(model)[0].items():
+            if name in self.state:
+                self.state[name] = self.state[first]
         self.inputs = self._inputs(inputs)
         self.values = [self._outputs(self.state, given) for given in self.inputs]
         if not any(bool(torch.isfinite(value).any()) for values in self.values for value in values):
@@ -231,17 +231,6 @@ def _relative_error(before: Tensor, after: Tensor) -> float:
         return 0.0
     scale = before[finite].abs().max().clamp_min(1e-300)
     return float((after[finite] - before[finite]).abs().max() / scale)
-
-
-def _tied(model: nn.Module) -> dict[str, str]:
-    """State names that are the same tensor as an earlier one."""
-    first: dict[int, str] = {}
-    tied = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in first:
-            tied[name] = first[id(tensor)]
-        first.setdefault(id(tensor), name)
-    return tied
 
 
 @contextmanager

@@ -10,26 +10,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from onebasin.symmetry.axes import Reason
-from onebasin.symmetry.rules.pointwise import add, mul
+from onebasin.symmetry.rules.pointwise import add, mul, passing
 from onebasin.symmetry.rules.reduce import statistic
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.rules.reshape import reshaped
-from onebasin.symmetry.weave import Part, Power, Value, Weave
+from onebasin.symmetry.weave import Part, Value, Weave
 from onebasin.trace import Node
 
 
 def _affine(weave: Weave, node: Node, x_hat: Value, weight: Value | None, bias: Value | None) -> Value:
     out = x_hat if weight is None else mul(weave, node, x_hat, weight)
     return out if bias is None else add(weave, node, out, bias)
-
-
-def _same_axes(weave: Weave, node: Node, x: Value, scale: Power, sign: Power) -> Value:
-    """x_hat: walked in step with x, factors passing with the given powers."""
-    weave.settle(x, node)
-    out = weave.value(x.axes, node=node)
-    labels = tuple(str(axis) for axis in range(len(x.shape)))
-    weave.relate(out, labels, [Part(x, labels, scale, sign)], dict(zip(labels, x.axes, strict=True)))
-    return out
 
 
 def _per_channel(weave: Weave, node: Node, vector: Value | None, x: Value) -> Value | None:
@@ -46,7 +37,7 @@ def layer_norm(
     if not root_mean_square:
         for axis in range(len(x.shape) - len(shape), len(x.shape)):
             weave.pin(x, axis)  # a mean is taken along it; only the sign of all its entries together passes
-    x_hat = _same_axes(weave, node, x, None, 1)
+    x_hat = passing(weave, node, [x], [(None, 1)])
     out = _affine(weave, node, x_hat, weight, bias if isinstance(bias, Value) else None)
     if node.shape is not None:
         return out
@@ -61,7 +52,7 @@ def group_norm(weave: Weave, node: Node, x: Value, weight: Any, bias: Any, *rest
     stat = statistic(weave, node, split_up, range(2, len(split_up.shape)))
     for axis in range(2, len(split_up.shape)):
         weave.pin(split_up, axis)  # a mean is taken along it; only the sign of a whole group passes
-    x_hat = _same_axes(weave, node, split_up, None, 1)
+    x_hat = passing(weave, node, [split_up], [(None, 1)])
     joined = reshaped(weave, node, x_hat, x.shape)
     out = _affine(weave, node, joined, _per_channel(weave, node, weight, x), _per_channel(weave, node, bias, x))
     return out, stat, stat
@@ -93,7 +84,7 @@ def batch_norm(
     else:
         weave.pin(x, kinds=("scale",))
         weave.pin(variance)
-    x_hat = _same_axes(weave, node, x, 0, 1)
+    x_hat = passing(weave, node, [x], [(0, 1)])
     out = _affine(weave, node, x_hat, _per_channel(weave, node, weight, x), _per_channel(weave, node, bias, x))
     return out, weave.fixed((0,)), weave.fixed((0,))
 
@@ -124,6 +115,6 @@ def batch_statistics_norm(weave: Weave, node: Node, x: Value, weight: Any, bias:
     for axis in others:
         weave.pin(x, axis)
     stat = statistic(weave, node, x, others)
-    x_hat = _same_axes(weave, node, x, None, 1)
+    x_hat = passing(weave, node, [x], [(None, 1)])
     out = _affine(weave, node, x_hat, _per_channel(weave, node, weight, x), _per_channel(weave, node, bias, x))
     return out, stat, stat

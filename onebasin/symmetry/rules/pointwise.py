@@ -178,7 +178,7 @@ def power(weave: Weave, node: Node, x: Any, exponent: Any) -> Value:
 @rule("clamp", "hardtanh", "clamp_min", "clamp_max", "relu6")
 def clamp(weave: Weave, node: Node, x: Value, low: Any = None, high: Any = None, **options: Any) -> Value:
     """Clamping: at 0 from below it is relu, between -a and a it is odd."""
-    name = node.operation.split(".")[1]
+    name = node.short
     low, high = options.get("min", options.get("min_val", low)), options.get("max", options.get("max_val", high))
     if name == "hardtanh":
         low, high = -1 if low is None else low, 1 if high is None else high
@@ -204,7 +204,7 @@ def compare(weave: Weave, node: Node, x: Value, y: Any) -> Value:
     """A comparison; with the number 0 its outcome does not depend on positive scales."""
     if isinstance(y, Value) or y != 0:
         return plain(weave, node, x, y)
-    even = node.operation.split(".")[1] in ("eq", "ne")
+    even = node.short in ("eq", "ne")
     return passing(weave, node, [x], [(0, 0 if even else None)])
 
 

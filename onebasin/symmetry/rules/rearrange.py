@@ -32,7 +32,7 @@ def squeezed(shape: Sequence[int], arguments: Sequence[Any]) -> list[int]:
 @rule("permute", "transpose", "t")
 def permute(weave: Weave, node: Node, x: Value, *arguments: Any) -> Value:
     """Axes in another order."""
-    return permuted(weave, node, x, permutation(node.operation.split(".")[1], (x, *arguments), len(x.shape)))
+    return permuted(weave, node, x, permutation(node.short, (x, *arguments), len(x.shape)))
 
 
 def permuted(weave: Weave, node: Node, x: Value, order: Sequence[int]) -> Value:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from onebasin.symmetry.axes import Fixed, Reason, Uniform, atoms
-from onebasin.symmetry.rules.pointwise import plain
+from onebasin.symmetry.rules.pointwise import passing, plain
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.weave import Part, Power, Value, Weave
 from onebasin.trace import Node
@@ -40,10 +40,7 @@ def reduced(
 
 def beside(weave: Weave, node: Node, x: Value) -> Value:
     """A tensor without factors that moves with x: indices of largest entries, counts, masks."""
-    out = weave.value(x.axes, node=node)
-    labels = tuple(str(axis) for axis in range(len(x.shape)))
-    weave.relate(out, labels, [Part(x, labels, 0, 0)], dict(zip(labels, x.axes, strict=True)))
-    return out
+    return passing(weave, node, [x], [(0, 0)])
 
 
 def _axes(dims: Any, rank: int) -> list[int]:
@@ -108,9 +105,7 @@ def norm(
     """A vector norm: of degree 1 and, being a function of |x|, even in the sign of each entry."""
     if order == 0:
         return reduced(weave, node, x, dims, keepdim, (None, None))
-    absolute = weave.value(x.axes, zero=x.zero, node=node)
-    labels = tuple(str(axis) for axis in range(len(x.shape)))
-    weave.relate(absolute, labels, [Part(x, labels, 1, 0)], dict(zip(labels, x.axes, strict=True)))
+    absolute = passing(weave, node, [x], [(1, 0)])
     return reduced(weave, node, absolute, dims, keepdim)
 
 
@@ -118,10 +113,7 @@ def norm(
 def softmax(weave: Weave, node: Node, x: Value, dim: int, *_: Any) -> Value:
     """Entries compete along an axis: they may change places, but carry no factors."""
     statistic(weave, node, x, [dim])
-    weave.pin(x)
-    out = weave.value(x.axes, node=node)
-    weave.pin(out)
-    return out
+    return plain(weave, node, x)
 
 
 def statistic(weave: Weave, node: Node, x: Value, dims: Sequence[int]) -> Value:

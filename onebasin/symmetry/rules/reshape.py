@@ -123,7 +123,7 @@ def _only_selected(node: Node, axis: int) -> bool:
 
 
 def _selects(user: Node, source: Node, axis: int) -> bool:
-    name = user.operation.split(".")[1] if user.operation.startswith("aten.") else ""
+    name = user.short
     assert source.shape is not None
     rank = len(source.shape)
     if name in ("select", "unbind", "slice"):
