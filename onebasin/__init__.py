@@ -4,6 +4,18 @@ What is listed here is the public interface; anything else may change without no
 """
 
 from onebasin import errors
+from onebasin.align import (
+    align,
+    balance,
+    barrier,
+    barrier_report,
+    canonicalise,
+    exchangeability,
+    match,
+    match_activations,
+    merge,
+    transpositions,
+)
 from onebasin.errors import OnebasinError
 from onebasin.population import Population
 from onebasin.state import State
@@ -18,7 +30,17 @@ __all__ = [
     "Space",
     "State",
     "Symmetry",
+    "align",
+    "balance",
+    "barrier",
+    "barrier_report",
+    "canonicalise",
     "discover",
     "errors",
+    "exchangeability",
+    "match",
+    "match_activations",
+    "merge",
+    "transpositions",
     "verify",
 ]

@@ -1,15 +1,14 @@
 """``onebasin discover``: a model and an example input -> its symmetries, as a table or as JSON."""
 
 from pathlib import Path
-from typing import Any
 
 import click
 from torch import nn
 
-from onebasin.cli import inputs as example_inputs
-from onebasin.cli.load import Loaded, call_user_code, load
+from onebasin.cli.load import load
+from onebasin.cli.networks import example, example_options
 from onebasin.cli.options import debug, progress, seeded
-from onebasin.errors import DiskError, InputError, SymmetryError
+from onebasin.errors import DiskError, SymmetryError
 from onebasin.population import Population
 from onebasin.state import as_spec, check_state
 from onebasin.symmetry import discover as find
@@ -18,20 +17,7 @@ from onebasin.symmetry import verify
 
 @click.command()
 @click.argument("reference", metavar="MODEL")
-@click.option(
-    "--input",
-    "texts",
-    multiple=True,
-    metavar="INPUT",
-    help=f"Example input: {example_inputs.GRAMMAR}. Repeat it for several. "
-    "Default: example_input() beside the factory.",
-)
-@click.option(
-    "--vocabulary",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Draw ids below this. Default: the size of the model's smallest embedding.",
-)
+@example_options
 @click.option("--weights", type=click.Path(path_type=Path), help="Checkpoint to load into the model first.")
 @click.option(
     "--seed",
@@ -68,7 +54,7 @@ def discover(
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     with seeded(seed):
         loaded = load(reference)
-        inputs = _inputs(loaded, texts, vocabulary, seed)
+        inputs = example(loaded, texts, vocabulary, seed)
     if weights is not None:
         _load_weights(loaded.model, weights)
     with progress(f"discovering the symmetries of {reference} ..."):
@@ -81,17 +67,6 @@ def discover(
         click.echo(f"\n{proof}", err=as_json)  # stdout stays pure JSON
         if not proof.passed:
             raise SymmetryError("The proof failed: these symmetries change the function of the model.")
-
-
-def _inputs(loaded: Loaded, texts: tuple[str, ...], vocabulary: int | None, seed: int) -> Any:
-    if texts:
-        return example_inputs.draw(texts, loaded.model, vocabulary=vocabulary, seed=seed)
-    if loaded.example_input is None:
-        raise InputError(
-            "Which example input runs through the model? Give --input, as in --input 2x3x32x32 or --input ids:2x16, "
-            "or define example_input() beside the factory."
-        )
-    return call_user_code(loaded.example_input, "example_input()")
 
 
 def _load_weights(model: nn.Module, path: Path) -> None:

@@ -10,8 +10,11 @@ from collections.abc import Sequence
 
 import click
 
+from onebasin.cli.align import align
+from onebasin.cli.compare import compare
 from onebasin.cli.demo import demo
 from onebasin.cli.discover import discover
+from onebasin.cli.merge import merge
 from onebasin.cli.options import debug
 from onebasin.errors import DiskError, OnebasinError
 
@@ -25,8 +28,8 @@ def group() -> None:
     """Find the symmetries of neural networks, and read crowds of networks as one posterior."""
 
 
-group.add_command(demo)
-group.add_command(discover)
+for verb in (align, compare, demo, discover, merge):
+    group.add_command(verb)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""What several verbs share: the ``--debug`` option, the progress line, the seeded draw of weights."""
+"""What several verbs share: the ``--debug`` option, what shows progress, the seeded draw of weights."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,9 +9,10 @@ import click
 import torch
 from rich.console import Console
 
-_PATIENCE = 2.0  # seconds before a progress line is worth the flicker
+_PATIENCE = 2.0  # seconds before progress is worth the flicker
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+Show = Callable[[int, int, str], None]
 
 
 def debug(command: _Command) -> _Command:
@@ -34,14 +35,47 @@ def progress(text: str) -> Iterator[None]:
         yield
         return
     status = console.status(text)
-    timer = threading.Timer(_PATIENCE, status.start)
+    with _late(status.start, status.stop):
+        yield
+
+
+@contextmanager
+def progress_bar(text: str) -> Iterator[Show]:
+    """Show ``text`` with a bar on stderr once the block takes long, and only on a terminal.
+
+    Yields:
+        A function (members done, members, what is being done) that moves the bar. It starts again with each sweep, and
+        so does the time that is left.
+    """
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda done, members, doing: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    task = bar.add_task(text, total=None)
+
+    def show(done: int, members: int, doing: str) -> None:
+        if done < bar.tasks[0].completed:
+            bar.reset(task)
+        bar.update(task, completed=done, total=members, description=f"{text}: {doing}")
+
+    with _late(bar.start, bar.stop):
+        yield show
+
+
+@contextmanager
+def _late(start: Callable[[], None], stop: Callable[[], None]) -> Iterator[None]:
+    timer = threading.Timer(_PATIENCE, start)
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
         timer.join()
-        status.stop()
+        stop()
 
 
 @contextmanager

@@ -138,7 +138,7 @@ def compose(left: Wide, right: Wide) -> Element:
     made = left.block(0, left.many) if left.members is not None else _spread(left, 1)
     made.members = left.members
     for number, space in enumerate(left.symmetry.spaces):
-        picked = _picker(left, number)
+        picked = sources(left, number)
         made.orders[number] = (
             right.orders[number]
             .reshape(left.many, picked.shape[1])
@@ -156,7 +156,7 @@ def invert(wide: Wide) -> Element:
     made = _spread(wide, wide.many)
     made.members = wide.members
     for number, space in enumerate(wide.symmetry.spaces):
-        picked = _picker(wide, number)
+        picked = sources(wide, number)
         units = torch.arange(space.size).expand(wide.orders[number].shape).reshape(wide.many, -1)
         made.orders[number] = torch.empty_like(units).scatter(1, picked, units).reshape(wide.orders[number].shape)
         inverse = 1 / wide.factors[number].reshape(len(space.generators), wide.many, picked.shape[1])
@@ -165,7 +165,7 @@ def invert(wide: Wide) -> Element:
     return made.narrow()
 
 
-def _picker(wide: Wide, number: int) -> Tensor:
+def sources(wide: Wide, number: int) -> Tensor:
     """(M, copies * n): where in old coordinates (copy, unit) each new unit came from."""
     size = wide.symmetry.spaces[number].size
     return (wide.origin(number)[:, :, None] * size + wide.orders[number]).reshape(wide.many, -1)

@@ -1,0 +1,206 @@
+"""``onebasin align``: many networks -> the same networks in one basin, and a record of how far each was moved."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onebasin.align.align import SCALES, Alignment
+from onebasin.align.align import align as move
+from onebasin.align.covariance import KINDS as STATISTICS
+from onebasin.cli import data as examples
+from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks, reference_of
+from onebasin.cli.options import debug, progress_bar
+from onebasin.cli.tables import short, swaps
+from onebasin.errors import InputError, SpecError
+from onebasin.population import Population
+from onebasin.population.durable import make_folder, publish
+from onebasin.population.store import MANIFEST
+from onebasin.symmetry.act import KINDS
+
+FORMAT = "onebasin alignment 1"
+RECORD = "alignment.json"
+COMPANIONS = tuple(kind for kind in KINDS if kind != "value")
+
+
+@click.command()
+@click.argument("networks", metavar="POPULATION", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="New folder for the aligned population, with alignment.json inside.",
+)
+@architecture_options
+@click.option(
+    "--reference",
+    default="consensus",
+    show_default=True,
+    metavar="WHICH",
+    help="consensus: all agree on a frame; first: all follow the first; medoid: the most central one; or the path of a "
+    "network, with #3 behind it for number 3 of several.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(["weights", "activations"]),
+    default="weights",
+    show_default=True,
+    help="What is compared. Activations need --model and --data.",
+)
+@click.option(
+    "--data", type=click.Path(path_type=Path), metavar="FILE", help=f"For activations: {examples.INPUT_GRAMMAR}."
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of the data.")
+@click.option("--statistic", "kind", type=click.Choice(STATISTICS), help="For activations. Default: uncentred.")
+@click.option(
+    "--companion",
+    "companions",
+    multiple=True,
+    metavar="KIND=PATH",
+    help=f"Move what belongs to the networks along with them, into OUTPUT-KIND. Kinds: {', '.join(COMPANIONS)}.",
+)
+@click.option(
+    "--scale",
+    type=click.Choice(SCALES),
+    help="balanced: each gets its lightest scales; reference: those of the reference; keep: its own. Default: "
+    "reference for a network given as --reference, else balanced.",
+)
+@click.option("--sweeps", type=click.IntRange(min=1), metavar="N", help="Of a consensus, at most. Default: 50.")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    metavar="X",
+    help="End when a sweep gains less than this part of the overlap. Default: 1e-3.",
+)
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes that match. Default: 1.")
+@debug
+def align(
+    *,
+    networks: Path,
+    output: Path,
+    architecture: Architecture,
+    reference: str,
+    data: Path | None,
+    limit: int | None,
+    companions: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Move the networks of POPULATION into one basin.
+
+    POPULATION is a folder of checkpoints, a population folder, or a file with several networks. Nothing in it is
+    changed, and each network computes afterwards what it did before. An interrupted run goes on where it was when the
+    same command is given again.
+
+    \b
+      onebasin align checkpoints/ -o aligned/ --model examples/digits_cnn.py:digits_cnn
+      onebasin align chain/ -o aligned/ --symmetry symmetry.json --workers 2
+      onebasin align means/ -o aligned/ --symmetry symmetry.json --companion std=stds/
+    """  # noqa: D301 - click reads the backspace: keep these lines apart
+    output = output if output.name not in ("", "..") else output.resolve()  # what stands beside it needs a name
+    known = know(architecture)
+    crowd = open_networks(networks, known)
+    target = reference_of(reference, known)
+    if isinstance(target, str) and len(crowd) < 2:
+        raise InputError(
+            f"{networks} holds {len(crowd)} network, and nothing to align it with: give more, or a --reference network"
+        )
+    options = {name: value for name, value in options.items() if value is not None}
+    options |= _activations(known, data, limit, options["by"])
+    carried = [_companion(text, crowd, known, output) for text in companions]
+    make_folder(output.parent)
+    journal = output.with_name(f"{output.name}.journal")
+    if journal.exists():
+        click.echo(f"going on with the run that left {journal}", err=True)
+    try:
+        with progress_bar(f"aligning {len(crowd):,} networks") as show:
+            found = move(crowd, known.symmetry, reference=target, path=output, progress=show, **options)
+    except KeyboardInterrupt:
+        click.echo(_left(output, journal), err=True)
+        raise
+    for kind, companion, goal in carried:
+        found.carry(companion, kind).save(goal)
+    facts = {"population": str(networks), "reference": reference, **_told(options)}
+    record = output / RECORD
+    publish(record, lambda file: file.write(_record(found, facts).encode()))
+    click.echo(_summary(found, reference))
+    click.echo(f"\n{output}: the aligned networks; {record}: what was done to each")
+
+
+def _left(output: Path, journal: Path) -> str:
+    """What an interrupted run leaves behind."""
+    if journal.exists():
+        return f"{journal} keeps what was reached; give the same command again to go on"
+    if (output / MANIFEST).exists():
+        return f"the aligned networks are in {output}; only {RECORD} is missing"
+    return "too early to have kept anything; nothing was written"
+
+
+def _activations(known: Known, data: Path | None, limit: int | None, by: str) -> dict[str, Any]:
+    if by == "weights":
+        if data is not None:
+            raise InputError("--data are examples for --by activations; weights are compared without any")
+        return {}
+    model = known.runs("--by activations")
+    if data is None:
+        raise InputError(f"--by activations runs the networks on examples: give --data, {examples.INPUT_GRAMMAR}")
+    return {"model": model, "inputs": examples.read(data, limit=limit, targets=False).inputs}
+
+
+def _companion(text: str, crowd: Population, known: Known, output: Path) -> tuple[str, Population, Path]:
+    """Kind, population and place of a companion; refused before the work if it does not fit."""
+    kind, equals, path = text.partition("=")
+    if not equals or kind not in COMPANIONS:
+        raise InputError(f"{text!r} is no companion; expected KIND=PATH with a kind of {', '.join(COMPANIONS)}.")
+    companion = open_networks(Path(path), known, finite=False)
+    if len(companion) != len(crowd):
+        raise SpecError(f"{path} holds {len(companion)} members for {len(crowd)} networks: give one per network")
+    goal = output.with_name(f"{output.name}-{kind}")
+    if goal.exists() and (goal.is_file() or any(goal.iterdir())):
+        raise InputError(f"the companion would go to {goal}, which exists: move it away or choose another --output")
+    return kind, companion, goal
+
+
+def _told(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if isinstance(value, str | int | float)}
+
+
+def _record(found: Alignment, facts: dict[str, Any]) -> str:
+    moved = found.transpositions
+    content = {
+        "format": FORMAT,
+        **facts,
+        "members": len(found.population),
+        "overlap": {"before": found.before, "after": found.objective},
+        "sweeps": found.sweeps,
+        "history": list(found.history),
+        "residual": found.residual.tolist(),
+        "transpositions": {
+            "total": moved.total.tolist(),
+            "maximum": moved.maximum,
+            "expected": moved.expected,
+            "spread": moved.spread,
+            "spaces": _listed(moved.spaces),
+            "flips": _listed(moved.flips),
+        },
+        "symmetry": json.loads(found.symmetry.to_json()),
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _listed(counts: Any) -> dict[str, list[int]]:
+    return {name: count.tolist() for name, count in counts.items()}
+
+
+def _summary(found: Alignment, reference: str) -> str:
+    words = {"consensus": "their consensus", "first": "the first", "medoid": "their medoid"}
+    sweeps = f" in {found.sweeps} sweeps" if found.history else ""
+    apart = found.residual
+    lines = [
+        f"{len(found.population):,} networks aligned to {words.get(reference, reference)}{sweeps}",
+        f"mean overlap of two networks: {short(found.before)} -> {short(found.objective)}",
+        f"squared distance to the reference: {short(float(apart.mean()))} on average, "
+        f"{short(float(apart.min()))} to {short(float(apart.max()))}",
+    ]
+    return "\n".join([*lines, "", swaps(found.transpositions, found.symmetry)])

@@ -1,0 +1,209 @@
+"""``onebasin compare``: two networks -> how much of their difference is only a disguise."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+from torch import Tensor
+
+from onebasin.align.board import Board
+from onebasin.align.match import SCALES, Match, match, weights_of
+from onebasin.align.report import BarrierReport, barrier_report
+from onebasin.align.transpositions import Transpositions, transpositions
+from onebasin.cli import data as examples
+from onebasin.cli.networks import Architecture, Known, architecture_options, know, one_network
+from onebasin.cli.options import debug, progress
+from onebasin.cli.tables import chance, short, swaps, table
+from onebasin.errors import InputError
+from onebasin.predict.batches import call_of
+from onebasin.predict.forward import Bound
+from onebasin.state import State, flatten
+from onebasin.symmetry import Element, Space, Symmetry
+
+_MEANING = {
+    "already aligned": "No order or sign of its units brings B closer to A",
+    "moved": "In another disguise B has more overlap with A than unrelated networks",
+    "independent": "In its best disguise B has no more overlap with A than unrelated networks",
+}
+
+
+@click.command()
+@click.argument("first", metavar="A")
+@click.argument("second", metavar="B")
+@architecture_options
+@click.option(
+    "--scale",
+    type=click.Choice(SCALES),
+    default="reference",
+    show_default=True,
+    help="reference: B gets the scales of A; keep: it keeps its own.",
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    show_default=True,
+    help="Further searches from random places; the best is kept.",
+)
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help=f"Also measure the barrier between A and B on these examples: {examples.GRAMMAR}.",
+)
+@click.option("--test", type=click.Path(path_type=Path), metavar="FILE", help="And on these, which correct nothing.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of each file.")
+@click.option(
+    "--loss",
+    type=click.Choice(["cross-entropy", "mse"]),
+    help="Of the barrier. Default: cross-entropy for whole targets, which are class numbers, mse for others.",
+)
+@click.option(
+    "--points", type=click.IntRange(min=3), default=25, metavar="N", show_default=True, help="On the path; odd."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables, and nothing else.")
+@debug
+def compare(
+    *,
+    first: str,
+    second: str,
+    architecture: Architecture,
+    scale: str,
+    restarts: int,
+    as_json: bool,
+    **measured: Any,
+) -> None:
+    """Compare networks A and B up to their symmetries.
+
+    How much of their difference is only a disguise? B is moved onto A as closely as permutations, signs and scales
+    allow, which does not change what it computes. A and B are files with one network each; PATH#3 is number 3 of
+    several.
+
+    The verdict is one of: already aligned; moved; independent. For the last two the search is repeated on three
+    copies of B with random signs, which says how close unrelated networks come and takes three times as long as the
+    comparison itself.
+
+    \b
+      onebasin compare a.pt b.pt --model examples/digits_cnn.py:digits_cnn
+      onebasin compare a.pt b.pt --model path/to/file.py:factory --data train.npz --test test.npz
+      onebasin compare chain/#0 chain/#999 --symmetry symmetry.json --json
+    """  # noqa: D301 - click reads the backspace: keep these lines apart
+    known = know(architecture)
+    a, b = one_network(first, known), one_network(second, known)
+    with progress(f"comparing {first} with {second} ..."):
+        barrier = _barrier(known, a, b, **measured)
+        found = match(a, b, known.symmetry, restarts=restarts, seed=architecture.seed, scale=scale)
+        told = {"a": first, "b": second, "scale": scale, **_told(found, known, a, b)}
+    if barrier is not None:
+        told["barrier"] = json.loads(barrier.to_json())
+    if as_json:
+        click.echo(json.dumps(told, indent=1))
+        return
+    click.echo(_page(told, found.element, known.symmetry))
+    if barrier is not None:
+        click.echo(f"\nbarrier on the straight path from A to B, with one more correction in each row\n\n{barrier}")
+
+
+def _barrier(
+    known: Known, a: State, b: State, data: Path | None, test: Path | None, **measured: Any
+) -> BarrierReport | None:
+    limit, loss, points = measured["limit"], measured["loss"], measured["points"]
+    if data is None:
+        if test is not None:
+            raise InputError("--test goes with --data: corrections are taken from one and judged on the other")
+        return None
+    if points % 2 == 0:
+        raise InputError(f"expected an odd number of --points, found {points}: one of them must be in the middle")
+    model = known.runs("--data")
+    train = examples.read(data, limit=limit).pair
+    held_out = None if test is None else examples.read(test, limit=limit).pair
+    loss = loss or ("mse" if train[1].is_floating_point() else "cross-entropy")
+    return barrier_report(model, a, b, known.symmetry, train, held_out, points=points, loss=loss)
+
+
+def _told(found: Match, known: Known, a: State, b: State) -> dict[str, Any]:
+    """Everything but the barrier, for JSON."""
+    symmetry = known.symmetry
+    names = weights_of(Board.of(symmetry))
+    still, before, after = (
+        flatten({name: state[name] for name in names}).double() for state in (a, b, symmetry.apply(found.element, b))
+    )
+    moved = transpositions(found.element, symmetry)
+    verdict = found.verdict
+    unrelated = None if verdict == "already aligned" else {"mean": found.null[0], "spread": found.null[1]}
+    error, trouble = _function_error(known, b, found.element)
+    return {
+        "verdict": verdict,
+        "meaning": _MEANING[verdict],
+        "unrelated_overlap": unrelated,
+        "squared_distance": {"before": found.distance_before, "after": found.distance_after},
+        "overlap": {"before": float(still @ before), "after": float(still @ after)},
+        "cosine": {"before": _cosine(still, before), "after": _cosine(still, after)},
+        "objective": {"before": found.before, "after": found.after},
+        "search": {"iterations": found.iterations, "sweeps": found.sweeps, "gap": found.gap, "exact": found.exact},
+        "transpositions": {
+            **{"total": int(moved.total), "maximum": moved.maximum},
+            **{"expected": moved.expected, "spread": moved.spread},
+            "spaces": {space.name: _counts(space, moved) for space in symmetry.spaces},
+        },
+        "function_error": error,
+        "function_not_checked": trouble,
+    }
+
+
+def _counts(space: Space, moved: Transpositions) -> dict[str, float | None]:
+    """How far the units of one space were moved, beside what chance gives."""
+    mean, spread = chance(space) if space.permutable else (None, None)
+    swapped, flipped = moved.spaces.get(space.name), moved.flips.get(space.name)
+    return {
+        **{"units": space.size, "copies": space.copies, "expected": mean, "spread": spread},
+        "swaps": None if swapped is None else int(swapped),
+        "flips": None if flipped is None else int(flipped),
+    }
+
+
+def _cosine(a: Tensor, b: Tensor) -> float:
+    norms = float(a.norm() * b.norm())
+    return float(a @ b) / norms if norms else 0.0
+
+
+def _function_error(known: Known, b: State, element: Element) -> tuple[float | None, str | None]:
+    """Largest change of an output of B relative to the largest output, in float64; or why it was not looked at."""
+    if known.model is None or known.inputs is None:
+        return None, "there is no model with an example input; give --model and --input"
+    wide = {name: value.double() if value.is_floating_point() else value for name, value in b.items()}
+    call = call_of(known.inputs)
+    try:
+        before = Bound(known.model, wide)(call)
+        after = Bound(known.model, known.symmetry.apply(element, wide))(call)
+    except InputError as error:  # a model with several outputs, or one that insists on its own precision
+        return None, str(error)
+    if not bool(torch.isfinite(before).all()):
+        return None, "outputs for the example input are not finite; give another --input"
+    return float((after - before).abs().max() / before.abs().max().clamp_min(1e-300)), None
+
+
+def _page(told: dict[str, Any], element: Element, symmetry: Symmetry) -> str:
+    keys = [("squared distance", "squared_distance"), ("overlap", "overlap"), ("cosine", "cosine")]
+    if symmetry.dimensions and told["scale"] == "reference":
+        keys.append(("overlap, lightest scales", "objective"))
+    rows = [(name, short(told[key]["before"]), short(told[key]["after"])) for name, key in keys]
+    unrelated = told["unrelated_overlap"]
+    reach = f", which reach {short(unrelated['mean'])} ± {short(unrelated['spread'])}" if unrelated else ""
+    error = told["function_error"]
+    function = (
+        f"not checked: {told['function_not_checked']}"
+        if error is None
+        else f"largest relative change {error:.1e}, in float64 on the example input"
+    )
+    return "\n\n".join(
+        [
+            f"A  {told['a']}\nB  {told['b']}",
+            table([("", "as given", "B moved"), *rows]),
+            swaps(transpositions(element, symmetry), symmetry),
+            f"verdict: {told['verdict']}. {told['meaning']}{reach}\nfunction of B: {function}",
+        ]
+    )

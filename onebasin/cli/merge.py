@@ -1,0 +1,148 @@
+"""``onebasin merge``: many networks -> one, the mean of what was aligned first."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onebasin.align.align import Alignment, align
+from onebasin.align.merge import merge as average
+from onebasin.cli import data as examples
+from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks, reference_of
+from onebasin.cli.options import debug, progress, progress_bar
+from onebasin.cli.tables import short
+from onebasin.errors import InputError
+from onebasin.population import Population
+from onebasin.population.durable import make_folder, publish
+from onebasin.state import State
+from onebasin.symmetry import Symmetry
+
+
+@click.command()
+@click.argument("networks", metavar="POPULATION...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File for the merged network, .safetensors.",
+)
+@architecture_options
+@click.option(
+    "--reference",
+    default="consensus",
+    show_default=True,
+    metavar="WHICH",
+    help="consensus, first, medoid or the path of a network, as for align; none if they are aligned already.",
+)
+@click.option("--shares", metavar="X,Y,...", help="Share of each network in the mean. Default: equal shares.")
+@click.option(
+    "--recalibrate",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help=f"Measure the statistics of batch norms on these examples: {examples.INPUT_GRAMMAR}.",
+)
+@click.option(
+    "--repair",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Recalibrate, and give all other units the spread that they have in the networks on these examples.",
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples.")
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@debug
+def merge(
+    *,
+    networks: tuple[Path, ...],
+    output: Path,
+    architecture: Architecture,
+    reference: str,
+    shares: str | None,
+    force: bool,
+    **correction: Any,
+) -> None:
+    """Align the networks of each POPULATION and average them.
+
+    POPULATION is what align takes; give several, or one file per network. All become one network in one file, and
+    nothing in them is changed.
+
+    \b
+      onebasin merge a.pt b.pt -o merged.safetensors --model examples/digits_cnn.py:digits_cnn
+      onebasin merge checkpoints/ -o merged.safetensors --model path/to/file.py:factory --repair train.npz
+      onebasin merge aligned/ -o merged.safetensors --reference none
+    """  # noqa: D301 - click reads the backspace: keep these lines apart
+    _check_output(output, force)
+    # Networks that are only averaged need not be understood.
+    known = know(architecture) if reference != "none" or architecture.given else Known(Symmetry(()), None, None)
+    crowd = Population.concatenate([open_networks(path, known) for path in networks])
+    if len(crowd) < 2:
+        raise InputError(f"{networks[0]} holds {len(crowd)} network, and the mean of one is itself: give several")
+    weights = _shares(shares, len(crowd))
+    variance = _variance(known, **correction)
+    aligned = None if reference == "none" else _align(crowd, known, reference)
+    with progress(f"averaging {len(crowd):,} networks ..."):
+        merged = average(crowd if aligned is None else aligned.population, weights=weights, **variance)
+    told = {"networks": [str(path) for path in networks], "members": len(crowd), "reference": reference}
+    _write(output, merged, {**told, "shares": weights, "variance": variance["variance"]})
+    click.echo(_summary(len(crowd), aligned, variance["variance"]))
+    click.echo(str(output))
+
+
+def _check_output(output: Path, force: bool) -> None:
+    """Refuse before the work, not after it."""
+    if output.suffix != ".safetensors":
+        raise InputError(f"the merged network is written as .safetensors, found --output {output}: name it so")
+    if output.exists() and not force:
+        raise InputError(f"{output} exists: choose another --output, or give --force to replace it")
+    make_folder(output.parent)
+
+
+def _shares(text: str | None, members: int) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if len(found) != members:
+        raise InputError(f"expected {members} numbers in --shares, one per network, as in 1,2,1; found {text!r}")
+    return found
+
+
+def _variance(known: Known, recalibrate: Path | None, repair: Path | None, limit: int | None) -> dict[str, Any]:
+    """What `average` needs for the correction that was asked for."""
+    if recalibrate is None and repair is None:
+        return {"variance": None}
+    if recalibrate is not None and repair is not None:
+        raise InputError("--repair recalibrates too: give only one of --repair and --recalibrate")
+    kind, path = ("repair", repair) if repair is not None else ("recalibrate", recalibrate)
+    assert path is not None
+    inputs = examples.read(path, limit=limit, targets=False).inputs
+    return {"variance": kind, "model": known.runs(f"--{kind}"), "inputs": inputs}
+
+
+def _align(crowd: Population, known: Known, reference: str) -> Alignment:
+    target = reference_of(reference, known)
+    with progress_bar(f"aligning {len(crowd):,} networks") as show:
+        return align(crowd, known.symmetry, reference=target, progress=show)
+
+
+def _write(path: Path, state: State, facts: dict[str, Any]) -> None:
+    """One network under its own names, as any reader of safetensors expects it."""
+    from safetensors.torch import save
+
+    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
+    content = save(tensors, {"format": "pt", "onebasin": json.dumps(facts)})
+    publish(path, lambda file: file.write(content), size=len(content), replace=True)
+
+
+def _summary(members: int, aligned: Alignment | None, variance: str | None) -> str:
+    lines = [f"{members:,} networks merged into one"]
+    if aligned is None:
+        lines.append("averaged as they are, without alignment")
+    else:
+        lines.append(f"mean overlap of two networks: {short(aligned.before)} -> {short(aligned.objective)}")
+        lines.append(f"mean squared distance to the reference: {short(float(aligned.residual.mean()))}")
+    words = {"recalibrate": "batch norms recalibrated", "repair": "units repaired, batch norms recalibrated"}
+    return "\n".join(lines + ([words[variance]] if variance else []))

@@ -1,0 +1,66 @@
+"""Tables that several verbs print."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from onebasin.align.transpositions import Transpositions, expected_transpositions
+from onebasin.symmetry import Space, Symmetry
+
+
+def short(number: float) -> str:
+    """A number as a person reads it: four digits, or all before the point.
+
+    >>> short(33432.9), short(0.00757857), short(-1e-15), short(2)
+    ('33,433', '0.007579', '-1e-15', '2')
+    """
+    return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Lay out rows: the first is the head, the first column is text, the others are numbers; empty ones are left out.
+
+    >>> print(table([("", "before", "after"), ("overlap", "1.5", "12")]))
+             before  after
+    ----------------------
+    overlap     1.5     12
+    """
+    filled = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
+    rows = [[row[column] for column in filled] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
+    lines.insert(1, "-" * max(map(len, lines)))
+    return "\n".join(lines)
+
+
+def swaps(found: Transpositions, symmetry: Symmetry) -> str:
+    """Swaps and flips of each space beside the swaps that chance gives; of a batch, means over its members."""
+    if not symmetry.spaces:
+        return "this architecture has no symmetries, so nothing can be moved"
+    rows = [("space", "units", "swaps", "at random", "flips")]
+    rows += [_row(space, found) for space in symmetry.spaces]
+    if len(found.sizes) > 1:
+        rows.append(("all", "", _mean(found.total), f"{found.expected:.1f} ± {found.spread:.1f}", ""))
+    return table(rows)
+
+
+def chance(space: Space) -> tuple[float, float]:
+    """Mean and spread of the swaps of a random order of all copies of a space."""
+    mean, spread = expected_transpositions(space.size)
+    return space.copies * mean, space.copies**0.5 * spread
+
+
+def _row(space: Space, found: Transpositions) -> tuple[str, str, str, str, str]:
+    units = str(space.size) if space.copies == 1 else f"{space.size} x {space.copies}"
+    flips = _mean(found.flips[space.name]) if any(kind.endswith("sign") for kind in space.generators) else ""
+    if not space.permutable:
+        return space.name, units, "", "", flips
+    mean, spread = chance(space)
+    return space.name, units, _mean(found.spaces[space.name]), f"{mean:.1f} ± {spread:.1f}", flips
+
+
+def _mean(counts: Tensor) -> str:
+    return f"{float(counts.double().mean()):.1f}" if counts.dim() else str(int(counts))

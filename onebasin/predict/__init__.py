@@ -1,0 +1,9 @@
+"""What networks compute: outputs, losses and statistics of a model with given weights."""
+
+from onebasin.predict.batches import Inputs, examples_in
+from onebasin.predict.crowd import predictions
+from onebasin.predict.forward import outputs
+from onebasin.predict.losses import Loss, Score, losses, score
+from onebasin.predict.statistics import Moments
+
+__all__ = ["Inputs", "Loss", "Moments", "Score", "examples_in", "losses", "outputs", "predictions", "score"]

@@ -1,0 +1,87 @@
+"""Inputs of a model, cut into batches along the first axis of every tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from onebasin.errors import InputError
+
+Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
+
+
+def call_of(inputs: Inputs) -> Call:
+    """Split `inputs` into positional and keyword arguments.
+
+    >>> call_of((1, 2)), call_of({"x": 1})
+    (((1, 2), {}), ((), {'x': 1}))
+    """
+    if isinstance(inputs, Tensor):
+        return (inputs,), {}
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    raise InputError(
+        f"inputs must be a tensor, a tuple of positional or a dict of keyword inputs, found {type(inputs).__name__}: "
+        "wrap several inputs as (x, y) or {'x': x, 'y': y}"
+    )
+
+
+def examples_in(inputs: Inputs) -> int:
+    """Number of examples: the common length of the first axis of all tensors.
+
+    >>> examples_in((torch.zeros(5, 2), torch.zeros(5)))
+    5
+    """
+    tensors = [leaf for leaf in tree_leaves(call_of(inputs)) if isinstance(leaf, Tensor) and leaf.dim()]
+    lengths = {len(tensor) for tensor in tensors}
+    if len(lengths) != 1 or lengths == {0}:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensor"
+        raise InputError(
+            f"expected input tensors with one and the same number of examples on the first axis, found {shapes}: "
+            "give every input one row per example"
+        )
+    return lengths.pop()
+
+
+def batches(inputs: Inputs, size: int) -> Iterator[tuple[slice, Call]]:
+    """Yield (rows, arguments) with at most `size` examples each.
+
+    The pieces are as equal as can be: a last batch of one example would have no variance.
+
+    >>> [rows for rows, _ in batches(torch.zeros(7), 3)]
+    [slice(0, 3, None), slice(3, 5, None), slice(5, 7, None)]
+    """
+    if size < 1:
+        raise InputError(f"a batch has at least 1 example, found {size}: leave batch out for 1000")
+    count, call = examples_in(inputs), call_of(inputs)
+    pieces = -(-count // size)
+    start = 0
+    for piece in range(pieces):
+        stop = start + count // pieces + (piece < count % pieces)
+        rows = slice(start, stop)
+        yield rows, _rows_of(call, rows)
+        start = stop
+
+
+def moved(call: Call, device: torch.device, dtype: torch.dtype | None) -> Call:
+    """The arguments on a device, floating-point ones in a dtype if one is given."""
+    result: Call = tree_map(lambda value: _moved(value, device, dtype), call)
+    return result
+
+
+def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
+
+
+def _rows_of(call: Call, rows: slice) -> Call:
+    result: Call = tree_map(lambda value: value[rows] if isinstance(value, Tensor) and value.dim() else value, call)
+    return result

@@ -1,0 +1,102 @@
+"""What a whole population computes: members side by side through one vectorised forward pass."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from onebasin.errors import InputError
+from onebasin.population import Population
+from onebasin.predict.batches import Call, Inputs, batches, moved
+from onebasin.predict.forward import (
+    BATCH,
+    Bound,
+    as_seen,
+    check_fits,
+    fixed_buffers,
+    floating_dtype,
+    narrowed,
+    one_tensor,
+    undisturbed,
+)
+
+Pass = Callable[[Mapping[str, Tensor], Call], Tensor]  # (stacked members, arguments) -> (members, batch, ...)
+
+
+def predictions(
+    model: nn.Module, population: Population, inputs: Inputs, *, chunk: int = 8, batch: int = BATCH
+) -> Tensor:
+    """Return what every member gives for `inputs`, (members, examples, ...).
+
+    >>> population = Population.from_stacked({"weight": torch.tensor([[[1.0]], [[2.0]]]), "bias": torch.zeros(2, 1)})
+    >>> predictions(nn.Linear(1, 1), population, torch.tensor([[3.0]])).flatten()
+    tensor([3., 6.])
+
+    Args:
+        model: the function; left exactly as it was.
+        population: the weights, read `chunk` members at a time.
+        inputs: as in `outputs`.
+        chunk: members in one vectorised pass. Models that torch cannot vectorise are run member by member.
+        batch: largest number of examples in one pass.
+    """
+    if not len(population):
+        raise InputError("expected at least one network to predict with, found an empty population: add members")
+    result: Tensor | None = None
+    several: Pass = _Together(model)
+    for start, block in population.blocks(chunk):
+        check_fits(model, block, members=True)
+        try:
+            part = _over(several, block, inputs, batch)
+        except Exception:  # vmap refuses in many ways; if the fault is the model's, the plain call below says so
+            several = _OneByOne(model)
+            part = _over(several, block, inputs, batch)
+        if result is None:
+            result = part.new_empty((len(population), *part.shape[1:]))
+        result[start : start + len(part)] = part
+    assert result is not None  # the population is not empty
+    return result
+
+
+def _over(several: Pass, block: Mapping[str, Tensor], inputs: Inputs, batch: int) -> Tensor:
+    return narrowed(torch.cat([several(block, call) for _, call in batches(inputs, batch)], dim=1), block)
+
+
+class _OneByOne:
+    """Each member by itself: right for every model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, block: Mapping[str, Tensor], call: Call) -> Tensor:
+        members = len(next(iter(block.values())))
+        states = ({name: value[index] for name, value in block.items()} for index in range(members))
+        return torch.stack([Bound(self.model, state)(call) for state in states])
+
+
+class _Together:
+    """All members of a block in one pass through `torch.func.vmap`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, block: Mapping[str, Tensor], call: Call) -> Tensor:
+        stacked = as_seen(self.model, block)
+        dtype, device = floating_dtype(stacked), next(iter(stacked.values())).device
+        fixed = fixed_buffers(self.model, device, dtype)
+
+        def one(tensors: Mapping[str, Tensor], placed: Call) -> Tensor:
+            arguments, options = placed
+            everything = {**fixed, **tensors}
+            return one_tensor(
+                self.model, functional_call(self.model, everything, arguments, options, tie_weights=False)
+            )
+
+        with undisturbed(self.model), warnings.catch_warnings():
+            # An operation without a batching rule is looped over by torch, which then warns that this is slow.
+            warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+            result: Tensor = vmap(one, in_dims=(0, None))(stacked, moved(call, device, dtype))
+        return result

@@ -1,0 +1,144 @@
+"""Loss and error of a model with the weights of a State."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onebasin.errors import InputError
+from onebasin.predict.batches import Inputs, batches, examples_in
+from onebasin.predict.forward import BATCH, Bound
+
+Loss = str | Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How well one network does on some data.
+
+    Attributes:
+        loss: mean loss over the examples.
+        error: share of wrong classes, None where there are no classes.
+        examples: how many there were.
+    """
+
+    loss: float
+    error: float | None
+    examples: int
+
+
+def losses(
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    inputs: Inputs,
+    targets: Tensor,
+    *,
+    loss: Loss = "cross-entropy",
+    batch: int = BATCH,
+) -> Score:
+    """Return mean loss and error of `model` with the weights `state`; nothing is changed.
+
+    >>> identity = {"weight": torch.eye(2), "bias": torch.zeros(2)}
+    >>> losses(nn.Linear(2, 2), identity, torch.tensor([[9.0, 0.0], [9.0, 0.0]]), torch.tensor([0, 1])).error
+    0.5
+
+    Args:
+        model: the function.
+        state: its weights.
+        inputs: as in `outputs`.
+        targets: one row per example: class numbers for "cross-entropy", values for "mse".
+        loss: "cross-entropy" of outputs (examples, classes, ...); "mse", the squared difference averaged over the
+            entries of each example; or a function (outputs, targets) -> one loss per example, or their mean.
+        batch: largest number of examples in one forward pass.
+
+    Raises:
+        InputError: targets do not fit the inputs or the outputs, or the loss is not a finite number.
+    """
+    targets = torch.as_tensor(targets)
+    if not targets.dim() or examples_in(inputs) != len(targets):
+        raise InputError(
+            f"expected one target for each of {examples_in(inputs)} examples, found targets {tuple(targets.shape)}: "
+            "give targets of the same length"
+        )
+    bound = Bound(model, state)
+    parts = [score(bound(call), targets[rows], loss) for rows, call in batches(inputs, batch)]
+    count = sum(part.examples for part in parts)
+    errors = [part.error * part.examples for part in parts if part.error is not None]
+    return Score(
+        math.fsum(part.loss * part.examples for part in parts) / count,
+        math.fsum(errors) / count if len(errors) == len(parts) else None,
+        count,
+    )
+
+
+def score(outputs: Tensor, targets: Tensor, loss: Loss = "cross-entropy") -> Score:
+    """Mean loss and error of outputs (examples, ...) that were computed already."""
+    if len(outputs) != len(targets):
+        raise InputError(
+            f"expected outputs with one row per example, found {tuple(outputs.shape)} for {len(targets)} targets: "
+            "wrap the model so that its output has the examples on the first axis"
+        )
+    wide = outputs.float() if outputs.dtype.itemsize < 4 else outputs
+    targets = targets.to(wide.device)
+    error = None
+    if callable(loss):
+        values = _checked(loss(wide, targets), len(targets))
+    elif loss == "cross-entropy":
+        values = _cross_entropy(wide, targets)
+        error = float((wide.argmax(1) != targets).double().mean())
+    elif loss == "mse":
+        values = _squared(wide, targets)
+    else:
+        raise InputError(f'expected loss "cross-entropy", "mse" or a function, found {loss!r}: choose one of them')
+    mean = float(values.double().mean())
+    if not math.isfinite(mean):
+        bad = int((~torch.isfinite(wide)).sum())
+        raise InputError(
+            f"expected a finite loss, found {mean} over {len(targets)} examples ({bad} of {wide.numel()} outputs are "
+            "not finite): look for NaN or infinity in the weights and the data"
+        )
+    return Score(mean, error, len(targets))
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Per class number: -log softmax(outputs)[target], classes on axis 1."""
+    expected = (outputs.shape[0], *outputs.shape[2:])
+    if outputs.dim() < 2 or tuple(targets.shape) != expected or targets.is_floating_point():
+        raise InputError(
+            f"expected outputs (examples, classes, ...) and class numbers {expected}, found outputs "
+            f"{tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}: put the classes on axis 1, "
+            'or choose loss="mse" or a function of your own'
+        )
+    classes = outputs.shape[1]
+    if not bool(((targets >= 0) & (targets < classes)).all()):
+        raise InputError(
+            f"expected class numbers from 0 to {classes - 1}, found {int(targets.min())} to {int(targets.max())}: "
+            "number the classes from 0"
+        )
+    return F.cross_entropy(outputs, targets.long(), reduction="none")
+
+
+def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    """(outputs - targets)^2; (n, 1) and (n,) are the same values, but nothing is broadcast."""
+    if outputs.numel() != targets.numel():
+        raise InputError(
+            f"expected as many target values as outputs {tuple(outputs.shape)}, found {tuple(targets.shape)}: "
+            "give one value per output"
+        )
+    return (outputs - targets.reshape(outputs.shape).to(outputs.dtype)).square()
+
+
+def _checked(values: Tensor, examples: int) -> Tensor:
+    """Refuse what is neither a mean nor one loss per example."""
+    if not isinstance(values, Tensor) or (values.dim() and len(values) != examples):
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise InputError(
+            f"expected a mean or one loss for each of {examples} examples from the loss function, found {found}: "
+            'use reduction="none" or "mean"'
+        )
+    return values.detach()
