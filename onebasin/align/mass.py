@@ -79,10 +79,11 @@ class Part:
 
     @cached_property
     def _matrices(self) -> tuple[Tensor, Tensor] | None:
-        """For a plain table of one side against another: (M, other, own) for each side, contiguous for speed."""
+        """For a plain table of one side against another: (M, other, own) for each side, as `_times` likes them."""
         if sorted(side.dims for side in self.sides) != [(0,), (1,)]:
             return None
-        turned = self.values.transpose(1, 2).contiguous()
+        turned = self.values.transpose(1, 2)
+        turned = turned if _by_numpy(turned) else turned.contiguous()
         return (turned, self.values) if self.sides[0].dims == (0,) else (self.values, turned)
 
     @cached_property
@@ -97,11 +98,16 @@ class Part:
         return found
 
 
+def _by_numpy(matrices: Tensor) -> bool:
+    """Whether numpy multiplies these: its product of many small matrices is several times as fast as torch's."""
+    return matrices.device.type == "cpu" and matrices[0].numel() < _MANY
+
+
 def _times(factor: Tensor, matrices: Tensor) -> Tensor:
     """Rows (M, other) times matrices (M, other, own), or one matrix for all rows: (M, own)."""
     if len(matrices) == 1:
         return factor @ matrices[0]
-    if factor.device.type == "cpu" and matrices[0].numel() < _MANY:  # several times as fast as torch's product
+    if _by_numpy(matrices):
         return torch.from_numpy(np.matmul(factor[:, None].numpy(), matrices.numpy())[:, 0])
     return torch.bmm(factor[:, None], matrices)[:, 0]
 
