@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.align.covariance import Covariance, Reference, activations, cross_covariance
-from onebasin.align.sensing import Senses, transformed
+from onebasin.align.senses.covariance import Covariance, Reference, activations, cross_covariance
+from onebasin.align.senses.sensing import Senses, transformed
 from onebasin.errors import InputError, SpecError, SymmetryError
 from onebasin.predict.batches import call_of
 from onebasin.predict.taps import READ, WRITTEN, Tap, find_cut

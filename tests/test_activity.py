@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.align.activity import match_activations
+from onebasin.align.senses.activity import match_activations
 from onebasin.errors import InputError, SpecError
 
 from .models import BATTERY

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.align import consensus as consensus_room
-from onebasin.align import journal as journal_room
-from onebasin.align.align import align
-from onebasin.align.match import match
+from onebasin.align.crowd import consensus as consensus_room
+from onebasin.align.crowd import journal as journal_room
+from onebasin.align.crowd.align import align
+from onebasin.align.pair.match import match
 from onebasin.errors import InputError, SpecError, StorageError
 from onebasin.symmetry import Element
 

@@ -14,12 +14,12 @@ from scipy import optimize
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.align.balance import balance, balancing
 from onebasin.align.board import Board
-from onebasin.align.coarse import common_steps
-from onebasin.align.norm_scale import holds, without_held_biases
-from onebasin.align.settle import Descent
-from onebasin.align.squares import Layout
+from onebasin.align.scale.balance import balance, balancing
+from onebasin.align.scale.coarse import common_steps
+from onebasin.align.scale.norm_scale import holds, without_held_biases
+from onebasin.align.scale.settle import Descent
+from onebasin.align.scale.squares import Layout
 from onebasin.errors import InputError, SpecError
 
 from .models import BATTERY

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.align.canonical import canonicalise
-from onebasin.align.sign_rule import _eliminate
+from onebasin.align.form.canonical import canonicalise
+from onebasin.align.form.sign_rule import _eliminate
 from onebasin.errors import InputError, SpecError
 from onebasin.symmetry import Grid
 

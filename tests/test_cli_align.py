@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from onebasin import Population, Symmetry, discover
-from onebasin.align import journal
-from onebasin.align.consensus import Consensus
+from onebasin.align.crowd import journal
+from onebasin.align.crowd.consensus import Consensus
 from onebasin.align.transpositions import transpositions
 from onebasin.cli import align as align_verb
 from onebasin.cli import data, options

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.align import connect
-from onebasin.align.connect import barrier
-from onebasin.align.recalibrate import recalibrate
-from onebasin.align.repair import blend, repair, unit_statistics
-from onebasin.align.report import barrier_report
-from onebasin.align.temperature import COLDEST, HOTTEST, temperature
+from onebasin.align.path import connect
+from onebasin.align.path.connect import barrier
+from onebasin.align.path.recalibrate import recalibrate
+from onebasin.align.path.repair import blend, repair, unit_statistics
+from onebasin.align.path.report import barrier_report
+from onebasin.align.path.temperature import COLDEST, HOTTEST, temperature
 from onebasin.errors import InputError, SpecError
 from onebasin.predict import losses, outputs
 from onebasin.state import State, interpolate, state_of

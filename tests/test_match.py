@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.align.assign import Assignment, Place, Vertex
 from onebasin.align.board import STATISTICS, Board
-from onebasin.align.match import match
-from onebasin.align.overlap import Overlap
-from onebasin.align.search import barycentre, polish, search
+from onebasin.align.pair.assign import Assignment, Place, Vertex
+from onebasin.align.pair.match import match
+from onebasin.align.pair.overlap import Overlap
+from onebasin.align.pair.search import barycentre, polish, search
 from onebasin.errors import InputError, SpecError
 
 from .models import BATTERY, Case

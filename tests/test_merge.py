@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.align.merge import merge
-from onebasin.align.recalibrate import recalibrate
-from onebasin.align.repair import unit_statistics
+from onebasin.align.path.merge import merge
+from onebasin.align.path.recalibrate import recalibrate
+from onebasin.align.path.repair import unit_statistics
 from onebasin.errors import InputError, SpecError
 from onebasin.population import Population
 from onebasin.predict import outputs
@@ -106,7 +106,7 @@ def test_members_are_aligned_first(monkeypatch: pytest.MonkeyPatch) -> None:
     x = normal(20, 3)
     searched = outputs(model, merge(copies, symmetry), x)  # by the search itself, into whatever basin it chose
     torch.testing.assert_close(searched, outputs(model, state, x), rtol=1e-6, atol=1e-6)
-    monkeypatch.setattr(import_module("onebasin.align.merge"), "align", align)
+    monkeypatch.setattr(import_module("onebasin.align.path.merge"), "align", align)
     found, raw = merge(copies, symmetry), merge(copies)
     for name, value in state.items():
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=0)

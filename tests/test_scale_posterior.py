@@ -11,8 +11,8 @@ from scipy import integrate, optimize, stats
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.align.balance import balance
-from onebasin.align.scale_posterior import ScalePosterior, scale_posterior
+from onebasin.align.scale.balance import balance
+from onebasin.align.scale.scale_posterior import ScalePosterior, scale_posterior
 from onebasin.errors import InputError
 
 from .models import BATTERY

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from onebasin.align.align import SCALES, Alignment
-from onebasin.align.align import align as move
-from onebasin.align.covariance import KINDS as STATISTICS
+from onebasin.align.crowd.align import SCALES, Alignment
+from onebasin.align.crowd.align import align as move
+from onebasin.align.senses.covariance import KINDS as STATISTICS
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks, reference_of
 from onebasin.cli.options import debug, progress_bar

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from onebasin.align.board import Board
-from onebasin.align.match import SCALES, Match, match, weights_of
-from onebasin.align.report import BarrierReport, barrier_report
+from onebasin.align.pair.match import SCALES, Match, match, weights_of
+from onebasin.align.path.report import BarrierReport, barrier_report
 from onebasin.align.transpositions import Transpositions, transpositions
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, one_network

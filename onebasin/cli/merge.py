@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from onebasin.align.align import Alignment, align
-from onebasin.align.merge import merge as average
+from onebasin.align.crowd.align import Alignment, align
+from onebasin.align.path.merge import merge as average
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks, reference_of
 from onebasin.cli.options import debug, progress, progress_bar

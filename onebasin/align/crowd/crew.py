@@ -1,0 +1,62 @@
+"""Who does the matching: this process, or several."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from onebasin.align.board import Board
+from onebasin.align.crowd.view import View, Weights
+from onebasin.align.pair.assign import Vertex
+from onebasin.state import State
+from onebasin.symmetry import Symmetry
+
+
+class Crew:
+    """Matches several members to their references; the results do not depend on the number of workers."""
+
+    def __init__(self, view: View, workers: int = 1) -> None:
+        """Start `workers` processes if there are more than one; they need weights, and no model."""
+        self.view = view
+        self._pool: ProcessPoolExecutor | None = None
+        if workers > 1 and isinstance(view, Weights):
+            from multiprocessing import get_context
+
+            # Not fork: torch's threads do not survive it.
+            self._pool = ProcessPoolExecutor(
+                workers, get_context("spawn"), initializer=_start, initargs=(view.board.symmetry.to_json(),)
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def match(self, references: Sequence[State], features: Sequence[State], *, full: bool) -> list[Vertex | None]:
+        """One vertex per member, or None for a member that stays."""
+        if self._pool is None or len(features) == 1:
+            return [self.view.match(a, b, full=full) for a, b in zip(references, features, strict=True)]
+        tasks = [self._pool.submit(_work, a, b, full) for a, b in zip(references, features, strict=True)]
+        return [task.result() for task in tasks]
+
+
+_VIEW: list[Weights] = []  # of a worker process
+
+
+def _start(symmetry: str) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
+    torch.set_num_threads(1)
+    _VIEW.append(Weights(Board.of(Symmetry.from_json(symmetry))))
+
+
+def _work(reference: State, features: State, full: bool) -> Vertex | None:
+    return _VIEW[0].match(reference, features, full=full)

@@ -1,0 +1,1 @@
+"""Normal forms without a reference."""

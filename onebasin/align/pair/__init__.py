@@ -1,0 +1,1 @@
+"""Two networks: which element brings one onto the other?"""

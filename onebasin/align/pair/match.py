@@ -1,0 +1,220 @@
+"""Two networks: the element that moves one onto the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.align.board import STATISTICS, Board
+from onebasin.align.pair.assign import Assignment
+from onebasin.align.pair.overlap import Overlap
+from onebasin.align.pair.search import Found, polish, search
+from onebasin.align.scale.balance import balancing
+from onebasin.errors import InputError
+from onebasin.state import State, check_finite, state_of
+from onebasin.symmetry import Element, Symmetry
+
+EFFORTS = ("full", "cheap")
+SCALES = ("reference", "keep")
+_TIE = 1e-7  # overlaps closer than this, relatively, are equal up to rounding
+_SAME = 1e-9  # what is left of a distance when only rounding is left
+_BALANCED = 1e-9  # imbalance that matching does not see
+_NULLS = 3  # searches against scrambled copies that say what unrelated networks reach
+
+
+@dataclass(frozen=True, eq=False)
+class Match:
+    """What `match` found.
+
+    Attributes:
+        element: moves b onto a: `symmetry.apply(element, b)` lies close to a and computes the function of b.
+        before: overlap <a, b> over all weights, in the scale in which they were compared.
+        after: overlap <a, g.b>, in the same scale.
+        distance_before: |a - b|^2 over all weights as they were given.
+        distance_after: |a - g.b|^2, likewise.
+        iterations: Frank-Wolfe steps.
+        sweeps: coordinate sweeps of the polish.
+        gap: what the last step could still have gained if the overlap were linear there; 0 without a search.
+        exact: the overlap was linear in the element, so that a single assignment gave the true optimum.
+    """
+
+    element: Element
+    before: float
+    after: float
+    distance_before: float
+    distance_after: float
+    iterations: int
+    sweeps: int
+    gap: float
+    exact: bool
+    _reached: float
+    _moved: bool
+    _unrelated: Callable[[], tuple[float, ...]]
+
+    @cached_property
+    def null(self) -> tuple[float, float]:
+        """Mean and spread of the overlap that networks like b reach when they have nothing to do with a.
+
+        The search is repeated on copies of b in which each weight has a random sign: equally large and unrelated.
+        It takes three times as long as the match itself and is done when first asked for.
+        """
+        values = torch.tensor(self._unrelated(), dtype=torch.float64)
+        return float(values.mean()), float(values.std())
+
+    @cached_property
+    def verdict(self) -> str:
+        """One of "already aligned", "moved", and "independent": no closer than unrelated networks come."""
+        if not self._moved:
+            return "already aligned"
+        if self.distance_after <= _SAME * self.distance_before:
+            return "moved"
+        mean, spread = self.null
+        return "independent" if self._reached <= mean + max(4 * spread, 0.05 * abs(mean)) else "moved"
+
+    def __repr__(self) -> str:
+        """Say what was gained; the verdict is left out because it takes another search."""
+        return (
+            f"Match(overlap {self.before:.6g} -> {self.after:.6g}, distance {self.distance_before:.6g} -> "
+            f"{self.distance_after:.6g}, {self.iterations} steps, {self.sweeps} sweeps, gap {self.gap:.2g})"
+        )
+
+
+def match(
+    a: Mapping[str, Tensor] | nn.Module,
+    b: Mapping[str, Tensor] | nn.Module,
+    symmetry: Symmetry,
+    *,
+    effort: str = "full",
+    restarts: int = 0,
+    seed: int = 0,
+    scale: str = "reference",
+    std: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None = None,
+) -> Match:
+    """Find the element g of the symmetry that brings g.b closest to a, over permutations, signs and scales.
+
+    Maximises <a, g.b> by Frank-Wolfe from the barycentre of the group with exact line search, then one space after
+    the other. Positive scales have no best overlap; both networks are first brought to their lightest form
+    (`balance`), compared there, and b is given the scale of a.
+
+    Args:
+        a: the network that stays; a State or a module.
+        b: the network that moves. Neither is changed.
+        symmetry: found by `discover` for their architecture.
+        effort: "full", or "cheap" for coordinate ascent from where b is: quicker, and often stuck.
+        restarts: further searches from random places; the best result is kept.
+        seed: for the restarts and the verdict.
+        scale: "reference" gives b the scales of a; "keep" leaves all scales as they are.
+        std: standard deviations of a and b, when they are means of posteriors: their overlap counts as well, so that
+            the squared Wasserstein distance of the two diagonal Gaussians is what is made small. Move the second with
+            `symmetry.apply(found.element, std_b, kind="std")`.
+
+    Raises:
+        SpecError: a network does not fit the symmetry, or holds NaN.
+    """
+    if effort not in EFFORTS or scale not in SCALES or restarts < 0:
+        raise InputError(
+            f"expected effort in {EFFORTS}, scale in {SCALES} and restarts >= 0, found {effort!r}, {scale!r} and "
+            f"{restarts}"
+        )
+    left, right = (dict(state_of(x) if isinstance(x, nn.Module) else x) for x in (a, b))
+    board = Board.of(symmetry)
+    _check(board, left, right, std)
+    bare, kept = _lightest(symmetry, left, right, std) if scale == "reference" and symmetry.dimensions else (None, None)
+    first, second, spreads = kept or (left, right, std)
+    assignment = Assignment(board, plain=std is not None)
+    overlap = Overlap(board, assignment, first, second, std=spreads)
+    found = _search(overlap, effort, restarts, seed)
+    home = overlap.value(assignment.identity())
+    moved = found.value > home + _TIE * abs(home)
+    element = assignment.element(found.vertex) if moved else symmetry.identity()
+    after = _inner(board, first, symmetry.apply(element, second))
+    if bare:
+        element = symmetry.compose(symmetry.invert(bare[0]), symmetry.compose(element, bare[1]))
+    return Match(
+        element,
+        _inner(board, first, second),
+        after,
+        _distance(board, left, right),
+        _distance(board, left, symmetry.apply(element, right)),
+        found.steps,
+        found.sweeps,
+        found.gap,
+        overlap.degree == 1,
+        found.value,
+        moved,
+        partial(_unrelated, board, first, second, effort, seed),
+    )
+
+
+def _unrelated(board: Board, a: State, b: State, effort: str, seed: int) -> tuple[float, ...]:
+    """Overlaps reached by copies of b whose weights have random signs."""
+    generator, assignment = torch.Generator().manual_seed(seed), Assignment(board)
+    reached = []
+    for _ in range(_NULLS):
+        flipped = {}
+        for name in board.tensors:
+            coins = torch.randint(0, 2, b[name].shape, generator=generator).to(b[name]) * 2 - 1
+            flipped[name] = b[name] * coins
+        reached.append(_search(Overlap(board, assignment, a, flipped), effort, 0, seed).value)
+    return tuple(reached)
+
+
+def _check(board: Board, a: State, b: State, std: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None) -> None:
+    named = [("the first network", a), ("the second network", b)]
+    if std:
+        named += [("the first std", dict(std[0])), ("the second std", dict(std[1]))]
+    for where, state in named:
+        board.check(state, where=where)
+        check_finite({name: state[name] for name in board.tensors}, where=where)
+
+
+def _lightest(
+    symmetry: Symmetry, a: State, b: State, std: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None
+) -> tuple[tuple[Element, Element], tuple[State, State, tuple[State, State] | None]]:
+    """Both networks in their lightest form, and the elements that bring them there."""
+    board = Board.of(symmetry, statistics=True)
+    bare = lightest(board, a), lightest(board, b)
+    spreads = (
+        (symmetry.apply(bare[0], std[0], kind="std"), symmetry.apply(bare[1], std[1], kind="std")) if std else None
+    )
+    return bare, (symmetry.apply(bare[0], a), symmetry.apply(bare[1], b), spreads)
+
+
+def lightest(board: Board, state: Mapping[str, Tensor]) -> Element:
+    """The scales that balance one network; `board` must know the statistics."""
+    return balancing(board, {name: tensor[None] for name, tensor in state.items()}, tolerance=_BALANCED).member(0)
+
+
+def _search(overlap: Overlap, effort: str, restarts: int, seed: int) -> Found:
+    generator = torch.Generator().manual_seed(seed)
+    if effort == "full":
+        return search(overlap, restarts=restarts, generator=generator)
+    vertex, value, sweeps = polish(overlap, overlap.assignment.identity())
+    return Found(vertex, value, 0, 0.0, sweeps)
+
+
+def weights_of(board: Board) -> list[str]:
+    """Names of all tensors that count as weights: the statistics of batch norms do not."""
+    return [name for name in board.symmetry.shapes if name.rsplit(".", 1)[-1] not in STATISTICS]
+
+
+def _inner(board: Board, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """<a, b> over all weights, in float64."""
+    return sum(
+        float((a[name].cpu().double() * b[name].cpu().double()).sum())
+        for name in weights_of(board)
+        if a[name].is_floating_point()
+    )
+
+
+def _distance(board: Board, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """|a - b|^2 over all weights, in float64."""
+    return sum(
+        float((a[name].cpu().double() - b[name].cpu().double()).square().sum())
+        for name in weights_of(board)
+        if a[name].is_floating_point()
+    )

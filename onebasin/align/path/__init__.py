@@ -1,0 +1,1 @@
+"""Between networks: the line that joins them, their mean, and how to mend it."""

@@ -1,0 +1,101 @@
+"""Many networks into one: the mean of aligned members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.align.crowd.align import align
+from onebasin.align.path.recalibrate import recalibrate, refreshed
+from onebasin.align.path.repair import blend, repair, unit_statistics
+from onebasin.errors import InputError
+from onebasin.population import Population
+from onebasin.predict import Inputs
+from onebasin.state import Spec, State, check_finite
+from onebasin.symmetry import Symmetry
+
+
+def merge(
+    population: Population,
+    symmetry: Symmetry | None = None,
+    *,
+    model: nn.Module | None = None,
+    inputs: Inputs | None = None,
+    variance: str | None = "auto",
+    weights: Sequence[float] | Tensor | None = None,
+) -> State:
+    """Average a population into one network.
+
+    Floating-point tensors are summed in float64, block by block, and given back in their dtypes; integer ones come
+    from the first member. The mean of one member is that member.
+
+    >>> merge(Population.from_states([{"w": torch.zeros(2)}, {"w": torch.ones(2)}]), weights=[1, 3])
+    {'w': tensor([0.7500, 0.7500])}
+
+    Args:
+        population: the networks; they are not changed.
+        symmetry: align them first, see `align`; without it they are averaged as they are.
+        model: the function, for `variance`.
+        inputs: data as in `predict.outputs`, for `variance`.
+        variance: "recalibrate" measures the statistics of batch norms on `inputs`; "repair" also restores the spread of
+            all other units to the mean of the members' (one pass over the data per member); None does neither;
+            "auto" recalibrates several members with batch norms where `model` and `inputs` are given.
+        weights: share of each member (members,), not negative; they are divided by their sum.
+
+    Raises:
+        InputError: no members, weights that are none, or data missing for `variance`.
+        SpecError: a member is not finite.
+    """
+    if variance not in (None, "auto", "recalibrate", "repair"):
+        raise InputError(f'expected variance "auto", "recalibrate", "repair" or None, found {variance!r}: choose one')
+    shares = _shares(weights, len(population))
+    members = population if symmetry is None else align(population, symmetry).population
+    state = _mean(members, shares)
+    check_finite(state, where="the mean of the networks")
+    if variance is None or (variance == "auto" and (len(population) == 1 or model is None or inputs is None)):
+        return state
+    if model is None or inputs is None:
+        raise InputError(f"variance={variance!r} measures activations: give model= and inputs= too")
+    if variance == "auto":
+        return refreshed(model, state, inputs)[0]
+    if variance == "recalibrate":
+        return recalibrate(model, state, inputs)
+    parts = [unit_statistics(model, member, inputs) for member in members]
+    return repair(model, state, blend(parts, shares.tolist()), inputs).state
+
+
+def _shares(weights: Sequence[float] | Tensor | None, members: int) -> Tensor:
+    """Weights that sum to one, (members,) float64."""
+    if not members:
+        raise InputError("expected at least one network to merge, found an empty population: add members")
+    given = torch.ones(members) if weights is None else torch.as_tensor(weights)
+    wide = given.detach().double().cpu()
+    if tuple(wide.shape) != (members,) or not bool((wide >= 0).all()) or not 0 < float(wide.sum()) < float("inf"):
+        raise InputError(
+            f"expected {members} weights that are finite and not negative, one above zero, found {weights}: "
+            "give one per member"
+        )
+    return wide / wide.sum()
+
+
+def _mean(population: Population, shares: Tensor) -> State:
+    """Weighted mean, one block in memory at a time."""
+    total: State = {}
+    first: State = population.member(0)
+    for start, block in population.blocks():
+        for name, values in block.items():
+            if not _averaged(population.spec, name):
+                continue
+            share = shares[start : start + len(values)].to(values.device)
+            wide = values.to(torch.complex128 if values.is_complex() else torch.float64)
+            part = torch.tensordot(share.to(wide.dtype), wide, 1)
+            total[name] = total[name] + part if name in total else part
+    return {
+        name: total[name].to(tensor.dtype) if name in total else first[name] for name, tensor in population.spec.items()
+    }
+
+
+def _averaged(spec: Spec, name: str) -> bool:
+    return spec[name].dtype.is_floating_point or spec[name].dtype.is_complex

@@ -1,0 +1,1 @@
+"""Positive scales: the lightest network of an orbit, and how scales are distributed on it."""

@@ -1,0 +1,1 @@
+"""What units do: activations read, compared and matched."""
