@@ -13,6 +13,7 @@ from onebasin.align.crowd import consensus as consensus_room
 from onebasin.align.crowd import journal as journal_room
 from onebasin.align.crowd.align import align
 from onebasin.align.pair.match import match
+from onebasin.align.scale.balance import balance
 from onebasin.errors import InputError, SpecError, StorageError
 from onebasin.symmetry import Element
 
@@ -84,7 +85,8 @@ def test_functions_are_kept_and_numbers_are_true(
         assert torch.equal(population.tensor(name), copy[name])
         torch.testing.assert_close(moved.tensor(name), found.population.tensor(name))
     assert found.objective == pytest.approx(pairwise(found.population))
-    assert found.before == pytest.approx(pairwise(population))
+    start = population if scale == "keep" else balance(population, symmetry).population
+    assert found.before == pytest.approx(pairwise(start), rel=1e-6)
     apart = [
         sum(float((found.population.member(n)[k] - v).square().sum()) for k, v in found.reference.items())
         for n in range(6)
@@ -278,8 +280,62 @@ def test_activations(model: nn.Module, symmetry: ob.Symmetry) -> None:
             torch.testing.assert_close(stacked, stacked[:1].expand_as(stacked))
 
 
+@pytest.mark.parametrize("name", ["mixer", "decoder_gqa"])
+def test_units_that_show_only_later_get_a_second_round(name: str) -> None:
+    """Activations of a token mixer, and of grouped queries, can be read once the other spaces are in place."""
+    case = next(case for case in BATTERY if case.name == name)
+    _, inputs, symmetry = prepared(case)
+    model = case.build().double()
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    a = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    b = symmetry.apply(symmetry.random(3, freedoms=("permutation",)), a)
+    data = {"model": model, "inputs": inputs}
+    for reference in ("first", "consensus"):
+        population = ob.Population.from_states([a, b])
+        found = align(population, symmetry, reference=reference, by="activations", scale="keep", **data)
+        assert not found.missing
+        first, second = found.population.member(0), found.population.member(1)
+        x = ob.match_activations(model, first, second, symmetry, inputs)
+        assert x.after == pytest.approx(x.before, rel=1e-8)
+
+
+def test_a_journal_of_anything_else_is_refused(
+    symmetry: ob.Symmetry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another reference of equal norm, one changed member, other options: each has another key."""
+    monkeypatch.setattr(journal_room, "_SECONDS", -1.0)
+    base, target = random_state(symmetry, 50), tmp_path / "out"
+    states = [random_state(symmetry, n) for n in range(20)]
+
+    def stop(done: int, members: int, text: str) -> None:
+        raise StoppedError
+
+    with pytest.raises(StoppedError):
+        align(ob.Population.from_states(states), symmetry, reference=base, path=target, progress=stop)
+    other = {name: -value for name, value in base.items()}
+    changed = [*states[:5], random_state(symmetry, 77), *states[6:]]
+    for members, reference in ((states, other), (changed, base), (states, "first")):
+        with pytest.raises(InputError, match="other networks or with other settings"):
+            align(ob.Population.from_states(members), symmetry, reference=reference, path=target)
+    journal = tmp_path / "out.journal"
+    raw = bytearray(journal.read_bytes())
+    raw[-5] ^= 1
+    journal.write_bytes(raw)
+    with pytest.raises(StorageError, match="damaged"):
+        align(ob.Population.from_states(states), symmetry, reference=base, path=target)
+
+
 def test_refusals(symmetry: ob.Symmetry, tmp_path: Path) -> None:
     population = crowd(symmetry, 3)
+    with pytest.raises(InputError, match=r"no option 'tolerence'.*did you mean 'tolerance'"):
+        align(population, symmetry, tolerence=0.1)
+    for wrong in ({"workers": -3}, {"sweeps": 0}, {"tolerance": -1.0}, {"tolerance": float("nan")}):
+        with pytest.raises(InputError, match="at least 1 and a tolerance"):
+            align(population, symmetry, **wrong)
+    with pytest.raises(InputError, match='belong to by="activations"'):
+        align(population, symmetry, kind="centred")
+    with pytest.raises(InputError, match="expected a Population, found list"):
+        align([random_state(symmetry, 0)], symmetry)
     other = prepared(next(case for case in BATTERY if case.name == "lstm"))[2]
     with pytest.raises(SpecError, match="the population has no tensor"):
         align(population, other)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from onebasin import Population, Symmetry, discover
 from onebasin.align.crowd import journal
+from onebasin.align.crowd.align import Alignment
 from onebasin.align.crowd.consensus import Consensus
 from onebasin.align.transpositions import transpositions
 from onebasin.cli import align as align_verb
@@ -197,6 +198,16 @@ def test_companions_move_along(run: Run, shop: Shop) -> None:
     assert (code, err) == (0, "")
     for state, spread in zip(Population.open(shop / "aligned"), Population.open(shop / "aligned-std"), strict=True):
         assert close({name: value.abs() for name, value in state.items()}, spread)
+
+
+def test_the_record_is_there_before_the_companions(run: Run, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(Alignment, "carry", full)
+    code, _, err = run("align", shop / "crowd", "-o", shop / "out", *shop.known, "--companion", f"std={shop / 'crowd'}")
+    assert code == 5 and "the disk is full" in err
+    assert json.loads((shop / "out" / "alignment.json").read_text())["members"] == 12
 
 
 def test_names_with_a_prefix_and_half_precision(run: Run, shop: Shop) -> None:
@@ -439,6 +450,10 @@ def broken(tmp_path_factory: pytest.TempPathFactory, symmetry: Symmetry) -> dict
         torch.save(wide.state_dict(), shop / "wide" / f"net{number}.pt")
         torch.save(wide.state_dict() if number else shop.origin, shop / "mixed" / f"net{number}.pt")
     torch.save({"other": torch.zeros(3)}, shop / "other.pt")
+    (shop / "pair").mkdir()
+    for number in range(2):
+        torch.save(shop.origin, shop / "pair" / f"net{number}.pt")
+    (shop / "taken-std").write_text("do not touch")
     (shop / "full").mkdir()
     (shop / "full" / "thesis.txt").write_text("do not touch")
     (shop / "no.json").write_text("{}")
@@ -475,6 +490,10 @@ MISTAKES = [
     (ALIGN + " {model} --data {folder}/data.npz", 10, "examples for --by activations"),
     (ALIGN + " {known} --companion {planted}", 10, "expected KIND=PATH"),
     (ALIGN + " {known} --companion std={folder}/crowd", 4, "12 members for 4 networks"),
+    (ALIGN + " {known} --companion std={planted} --companion std={planted}", 10, "std twice"),
+    (ALIGN + " {known} --companion mask={planted} --companion std={folder}/crowd", 4, "12 members for 4 networks"),
+    ("align {folder}/pair -o {folder}/out {known} --companion std={folder}/wide", 4, "the companion"),
+    ("align {planted} -o {folder}/taken {known} --companion std={planted}", 10, "taken-std, which exists"),
     (COMPARE, 10, "Of which architecture"),
     ("compare {one} {folder}/other.pt {known}", 4, "is missing 0.weight"),
     ("compare {one} {folder}/sick/net1.pt {known}", 4, "tensor 4.bias holds NaN"),

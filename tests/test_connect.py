@@ -192,6 +192,53 @@ def test_ends_may_be_modules_and_nothing_changes() -> None:
     assert torch.equal(x, x_before) and flags == [m.training for m in model.modules()]
 
 
+class Tangle(nn.Module):
+    """Views and products of its input, and a buffer beside its state: all that autograd might want to keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.ReLU(inplace=True), nn.Linear(6, 3))
+        self.last = nn.Linear(3, 2)
+        self.register_buffer("gain", torch.arange(1.0, 4.0), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.last(self.layers(x) * x.view(-1, 3) * self.gain)
+        return result
+
+
+VARIANCES = (None, "recalibrate", "repair")
+
+
+def test_inference_mode_makes_no_difference() -> None:
+    """Whether the networks and the data were made in it, or the path is walked in it."""
+    model, y = Tangle(), torch.arange(20) % 2
+    a, b, x = wide(noisy(model, 0)), wide(noisy(model, 1)), normal(20, 3)
+    with torch.inference_mode():
+        c, d, z = ({n: t.clone() for n, t in a.items()}, {n: t.clone() for n, t in b.items()}, x.clone())
+    for variance in VARIANCES:
+        expected = barrier(model, a, b, x, y, points=3, variance=variance)
+        for inside in (True, False):
+            with torch.inference_mode(inside):
+                for ends in ((a, b, x), (c, d, z)):
+                    assert torch.equal(barrier(model, *ends, y, points=3, variance=variance).loss, expected.loss)
+
+
+def test_live_parameters_are_read_without_their_gradients(symmetry: ob.Symmetry, trained: State) -> None:
+    a, (x, y) = trained, rings(0, 30)
+    b = wide(noisy(Mlp(), 3), torch.float32)
+    live, alive = ({name: nn.Parameter(value.clone()) for name, value in state.items()} for state in (a, b))
+    for variance in (None, "repair"):
+        plain = barrier(Mlp(), a, b, x, y, points=3, symmetry=symmetry, variance=variance)
+        found = barrier(Mlp(), live, alive, x.requires_grad_(), y, points=3, symmetry=symmetry, variance=variance)
+        assert plain.aligned is not None and found.aligned is not None
+        assert torch.equal(found.loss, plain.loss) and torch.equal(found.aligned.loss, plain.aligned.loss)
+        assert not found.loss.requires_grad
+    report = barrier_report(Mlp(), live, alive, symmetry, (x, y), points=3)
+    assert report.rows == barrier_report(Mlp(), a, b, symmetry, (x.detach(), y), points=3).rows
+    done = repair(Mlp(), live, unit_statistics(Mlp(), alive, x), x)
+    assert not any(value.requires_grad for value in done.state.values())
+
+
 def test_corrections_act_between_the_ends() -> None:
     case = case_of("squeeze_excite")  # with layers that a batch norm follows, and layers without
     model, x = case.build(), normal(24, 2, 6, 6)
@@ -552,6 +599,11 @@ A = {"w": torch.zeros(1)}
 X, Y = torch.ones(4, 1), torch.zeros(4)
 
 
+def misspelt(function: Callable[..., Any], *args: Any, **options: Any) -> Callable[[], Any]:
+    """A call that a type checker would refuse."""
+    return lambda: function(*args, **options)
+
+
 @pytest.mark.parametrize(
     ("call", "kind", "text"),
     [
@@ -562,6 +614,20 @@ X, Y = torch.ones(4, 1), torch.zeros(4)
         (lambda: barrier(Point(1), A, A, X, torch.zeros(3), loss="mse"), InputError, r"t = 0.000: .* same length"),
         (lambda: barrier(Point(1), A, {"w": torch.zeros(2)}, X, Y, loss="mse"), SpecError, "one architecture"),
         (lambda: barrier(Point(2), A, A, X, Y, loss="mse"), SpecError, "one architecture"),
+        (misspelt(barrier, Point(1), A, {"w": [0.0]}, X, Y, loss="mse"), SpecError, "only dense tensors"),
+        (
+            misspelt(barrier, Point(1), A, A, X, Y, varience="repair"),
+            InputError,
+            "barrier has no option 'varience': did",
+        ),
+        (misspelt(barrier, Point(1), A, A, X, Y, point=3), InputError, "did you mean 'points'?"),
+        (
+            misspelt(barrier, Point(1), A, A, X, Y, epochs=3),
+            InputError,
+            "knows batch, loss, points, symmetry, test, var",
+        ),
+        (misspelt(barrier_report, Point(1), A, A, None, (X, Y), calibrate=3), InputError, "mean 'calibration'?"),
+        (misspelt(barrier_report, Point(1), A, A, None, (X, Y), variance=3), InputError, "It knows batch, calibration"),
         (
             lambda: barrier(Point(1), A, {"w": torch.full((1,), torch.nan)}, X, Y, points=3, loss="mse"),
             InputError,

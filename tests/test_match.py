@@ -162,7 +162,7 @@ def test_value_gradient_and_vertices_agree(name: str) -> None:
         element = symmetry.random(seed, freedoms=RIGID)
         vertex = assignment.vertex(element, board)
         gained = overlap_of(symmetry, a, symmetry.apply(element, b)) - overlap_of(symmetry, a, b)
-        assert overlap.value(vertex) - still == pytest.approx(gained)
+        assert (overlap.value(vertex) - still) * overlap.unit == pytest.approx(gained)
         middle = [
             torch.lerp(x, overlap.matrix(s, y), 0.3)
             for s, (x, y) in enumerate(zip(barycentre(overlap), vertex, strict=True))
@@ -224,6 +224,73 @@ def test_a_planted_permutation_survives_noise(seed: int, noise: float) -> None:
         if any(not torch.equal(o, symmetry.identity().orders[s]) for s, o in planted.orders.items())
         else "already aligned"
     )
+
+
+class Normed(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 32), nn.LayerNorm(32), nn.ReLU())
+
+
+def test_weights_with_a_mean_are_no_kinship() -> None:
+    """Fresh networks whose gains are all near one, or all positive, are as unrelated as any."""
+    symmetry = ob.discover(Normed(), torch.zeros(2, 4))
+    generator = torch.Generator().manual_seed(0)
+
+    def fresh(positive: bool) -> dict[str, Tensor]:
+        state = {n: torch.rand(s, generator=generator) - (0 if positive else 0.5) for n, s in symmetry.shapes.items()}
+        return {
+            n: torch.ones_like(t) if n in ("1.weight", "4.weight") and not positive else t for n, t in state.items()
+        }
+
+    for positive in (False, True):
+        verdicts = [match(fresh(positive), fresh(positive), symmetry).verdict for _ in range(6)]
+        assert verdicts.count("independent") >= 4, verdicts
+
+
+def test_spreads_count_for_the_verdict_too() -> None:
+    symmetry = wide()
+    std = tuple({n: t.abs() for n, t in random_state(symmetry, seed).items()} for seed in (3, 4))
+    found = match(random_state(symmetry, 1), random_state(symmetry, 2), symmetry, std=std)
+    assert found.verdict == "independent"
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.2])
+def test_a_near_copy_never_gets_further_away(noise: float) -> None:
+    """The scales of a may fit worse than those of b: then b keeps its own. And a full search beats a cheap one."""
+    symmetry = case("mlp_relu")
+    for seed in range(10):
+        a, other = random_state(symmetry, seed), random_state(symmetry, 100 + seed)
+        b = {name: a[name] + noise * other[name] for name in a}
+        found = match(a, b, symmetry)
+        assert found.distance_after <= found.distance_before * (1 + 1e-9)
+        full, cheap = (match(a, b, symmetry, scale="keep", effort=effort) for effort in ("full", "cheap"))
+        assert full.after >= cheap.after - 1e-9
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e20])
+def test_very_small_and_very_large_weights(size: float) -> None:
+    symmetry = case("mlp_tanh")
+    a = {name: (value * size).float() for name, value in random_state(symmetry, 0).items()}
+    b = symmetry.apply(symmetry.random(1), a)
+    back = symmetry.apply(match(a, b, symmetry).element, b)
+    assert all(torch.equal(back[name], a[name]) for name in a)
+
+
+def test_parameters_are_taken_without_their_gradients() -> None:
+    model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
+    symmetry = ob.discover(model, torch.zeros(1, 3))
+    found = match(dict(model.named_parameters()), dict(model.named_parameters()), symmetry)
+    moved = symmetry.apply(found.element, dict(model.named_parameters()))
+    assert not any(tensor.requires_grad for tensor in moved.values())
+
+
+def test_half_precision_that_would_overflow_is_refused() -> None:
+    symmetry = case("mlp_relu")
+    a = {name: value.half() for name, value in random_state(symmetry, 0).items()}
+    first, second = next(n for n in a if a[n].dim() == 2), [n for n in a if a[n].dim() == 2][1]
+    heavy = {**a, first: a[first] * 3e4, second: a[second] * 1e-4}
+    found = match(heavy, a, symmetry)  # with the scales of `heavy` a bias would leave half precision: it keeps its own
+    assert math.isfinite(found.distance_after)
 
 
 def test_unrelated_networks_are_called_independent() -> None:
@@ -294,5 +361,12 @@ def test_refusals() -> None:
     next(iter(broken.values()))[0] = torch.nan
     with pytest.raises(SpecError, match="the second network is not finite"):
         match(a, broken, symmetry)
+    normed = case("resnet_bn")
+    state = random_state(normed, 0)
+    name = next(name for name in state if name.endswith("running_var"))
+    with pytest.raises(SpecError, match="negative variances"):
+        match(state, {**state, name: -state[name].abs()}, normed)
+    with pytest.raises(SpecError, match="the first network is not finite"):
+        match({**state, name: state[name] * torch.inf}, state, normed)
     with pytest.raises(InputError, match="effort"):
         match(a, a, symmetry, effort="heroic")

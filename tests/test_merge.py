@@ -128,6 +128,50 @@ def test_statistics_of_the_mean_are_measured() -> None:
     assert torch.equal(unchanged["0.weight"], merge(crowd(without, 2))["0.weight"])
 
 
+class Pair(nn.Module):
+    """Returns two things, as recurrent layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.whole = with_norm()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        result = self.whole(x)
+        return result, result.sum()
+
+
+def test_a_model_may_return_what_it_likes() -> None:
+    """Nobody looks at the outputs; and without batch norms the model need not be run at all."""
+    gru, x = nn.GRU(3, 4, batch_first=True), normal(6, 5, 3)
+    population = crowd(gru, 2)
+    symmetry = ob.discover(gru, torch.zeros(2, 5, 3))
+    for group in (None, symmetry):
+        found, plain = merge(population, group, model=gru, inputs=x), merge(population, group)
+        assert all(torch.equal(found[name], value) for name, value in plain.items())
+    assert merge(population, model=gru, inputs=normal(6, 5, 99)).keys() == plain.keys()  # could not be run on these
+    pair, y = Pair(), normal(50, 3)
+    members = crowd(pair, 3)
+    expected = recalibrate(pair.whole, {n.removeprefix("whole."): t for n, t in merge(members).items()}, y)
+    for variance in ("auto", "recalibrate"):
+        found = merge(members, model=pair, inputs=y, variance=variance)
+        assert all(torch.equal(found[f"whole.{name}"], value) for name, value in expected.items())
+
+
+def test_live_parameters_and_inference_mode_give_plain_tensors() -> None:
+    model, x, population = with_norm().double(), normal(50, 3), crowd(with_norm(), 3)
+    live = Population.from_states(
+        [{n: nn.Parameter(t) if t.is_floating_point() else t for n, t in member.items()} for member in population]
+    )
+    for variance in ("auto", "repair"):
+        plain = merge(population, model=model, inputs=x, variance=variance)
+        found = merge(live, model=model, inputs=x, variance=variance, weights=torch.ones(3, requires_grad=True))
+        with torch.inference_mode():
+            inside = merge(population, model=model, inputs=x, variance=variance)
+        for name, value in plain.items():
+            assert torch.equal(found[name], value) and torch.equal(inside[name], value)
+            assert not found[name].requires_grad
+
+
 def test_repair_gives_units_the_mean_spread_of_the_members() -> None:
     model, x, population = with_norm(), normal(50, 3), crowd(with_norm(), 3)
     weights = [0.5, 0.25, 0.25]

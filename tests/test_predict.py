@@ -214,6 +214,40 @@ def test_a_column_of_outputs_fits_a_vector_of_targets() -> None:
     assert score(torch.tensor([[1.0], [2.0]]), torch.tensor([1.0, 4.0]), "mse").loss == 2.0
 
 
+@settings(max_examples=30, deadline=None)
+@given(shape=st.lists(st.integers(1, 3), max_size=2), ones=st.tuples(st.integers(0, 2), st.integers(0, 2)))
+def test_axes_of_one_at_the_end_do_not_matter(shape: list[int], ones: tuple[int, int]) -> None:
+    out, targets = normal(4, *shape), normal(4, *shape, seed=1)
+    left, right = ([*out.shape] + [1] * number for number in ones)
+    found = score(out.reshape(left), targets.reshape(right), "mse")
+    assert found.loss == pytest.approx(float((out - targets).double().square().mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize(("out", "targets"), [((4, 2, 3), (4, 3, 2)), ((4, 6), (4, 2, 3)), ((4, 1, 3), (4, 3))])
+def test_targets_are_not_reshaped(out: tuple[int, ...], targets: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match="one value per output"):
+        score(torch.zeros(out), torch.zeros(targets), "mse")
+
+
+@pytest.mark.parametrize("loss", ["cross-entropy", "mse", lambda out, targets: (out - targets).square().mean(1)])
+def test_no_gradient_goes_through(loss: Any) -> None:
+    """Live parameters are welcome, and so are data that require a gradient: torch has nothing to warn of."""
+    live, x = dict(LINEAR.named_parameters()), normal(4, 2).requires_grad_()
+    targets = torch.zeros(4).long() if loss == "cross-entropy" else normal(4, 3).requires_grad_()
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # torch warns only once, and another test may have been first
+    try:
+        assert losses(LINEAR, live, x, targets, loss=loss) == losses(
+            LINEAR, GOOD, x.detach(), targets.detach(), loss=loss
+        )
+        assert score(LINEAR(x), targets, loss) == score(LINEAR(x).detach(), targets.detach(), loss)
+    finally:
+        torch.set_warn_always(before)
+    assert not outputs(LINEAR, live, x).requires_grad
+    stacked = {name: value.expand(2, *value.shape) for name, value in live.items()}
+    assert not predictions(LINEAR, Population.from_stacked(stacked), x).requires_grad
+
+
 def test_pixels_have_classes_on_axis_one() -> None:
     out, targets = normal(2, 3, 4, 5), torch.arange(40).reshape(2, 4, 5) % 3
     found = score(out, targets)

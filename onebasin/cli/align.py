@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from onebasin.align.crowd.align import SCALES, Alignment
+from onebasin.align.crowd.align import Alignment
 from onebasin.align.crowd.align import align as move
+from onebasin.align.crowd.plan import SCALES
 from onebasin.align.senses.covariance import KINDS as STATISTICS
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks, reference_of
@@ -108,7 +109,7 @@ def align(
         )
     options = {name: value for name, value in options.items() if value is not None}
     options |= _activations(known, data, limit, options["by"])
-    carried = [_companion(text, crowd, known, output) for text in companions]
+    carried = _companions(companions, crowd, known, output)
     make_folder(output.parent)
     journal = output.with_name(f"{output.name}.journal")
     if journal.exists():
@@ -119,11 +120,11 @@ def align(
     except KeyboardInterrupt:
         click.echo(_left(output, journal), err=True)
         raise
-    for kind, companion, goal in carried:
-        found.carry(companion, kind).save(goal)
     facts = {"population": str(networks), "reference": reference, **_told(options)}
     record = output / RECORD
     publish(record, lambda file: file.write(_record(found, facts).encode()))
+    for kind, companion, goal in carried:
+        found.carry(companion, kind).save(goal)
     click.echo(_summary(found, reference))
     click.echo(f"\n{output}: the aligned networks; {record}: what was done to each")
 
@@ -148,14 +149,32 @@ def _activations(known: Known, data: Path | None, limit: int | None, by: str) ->
     return {"model": model, "inputs": examples.read(data, limit=limit, targets=False).inputs}
 
 
+def _companions(
+    texts: tuple[str, ...], crowd: Population, known: Known, output: Path
+) -> list[tuple[str, Population, Path]]:
+    """All companions; refused before the work if one does not fit or two would be written to one place."""
+    found = [_companion(text, crowd, known, output) for text in texts]
+    kinds = [kind for kind, _, _ in found]
+    if twice := [kind for kind in dict.fromkeys(kinds) if kinds.count(kind) > 1]:
+        raise InputError(
+            f"found a --companion of kind {twice[0]} twice, and both would go to {output.name}-{twice[0]}: give one "
+            "of each kind"
+        )
+    return found
+
+
 def _companion(text: str, crowd: Population, known: Known, output: Path) -> tuple[str, Population, Path]:
-    """Kind, population and place of a companion; refused before the work if it does not fit."""
+    """Kind, population and place of a companion."""
     kind, equals, path = text.partition("=")
     if not equals or kind not in COMPANIONS:
         raise InputError(f"{text!r} is no companion; expected KIND=PATH with a kind of {', '.join(COMPANIONS)}.")
     companion = open_networks(Path(path), known, finite=False)
     if len(companion) != len(crowd):
         raise SpecError(f"{path} holds {len(companion)} members for {len(crowd)} networks: give one per network")
+    try:  # the neutral element moves nothing, but it looks at names and shapes
+        known.symmetry.apply(known.symmetry.identity(), companion.member(0), kind=kind)
+    except SpecError as error:
+        raise SpecError(f"the companion {path} does not fit the networks: {error}") from error
     goal = output.with_name(f"{output.name}-{kind}")
     if goal.exists() and (goal.is_file() or any(goal.iterdir())):
         raise InputError(f"the companion would go to {goal}, which exists: move it away or choose another --output")

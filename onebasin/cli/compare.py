@@ -82,9 +82,9 @@ def compare(
     allow, which does not change what it computes. A and B are files with one network each; PATH#3 is number 3 of
     several.
 
-    The verdict is one of: already aligned; moved; independent. For the last two the search is repeated on three
-    copies of B with random signs, which says how close unrelated networks come and takes three times as long as the
-    comparison itself.
+    The verdict is one of: already aligned; moved; independent. The last two compare with unrelated networks of the
+    same sizes: the search is repeated on three copies of B whose weights have changed places at random within each
+    tensor, which takes three times as long as the comparison itself.
 
     \b
       onebasin compare a.pt b.pt --model examples/digits_cnn.py:digits_cnn

@@ -10,7 +10,7 @@ import click
 import torch
 from torch import nn
 
-from onebasin.align.crowd.align import REFERENCES
+from onebasin.align.crowd.plan import REFERENCES
 from onebasin.cli import inputs as example_inputs
 from onebasin.cli.load import Loaded, call_user_code, load
 from onebasin.cli.options import progress, seeded

@@ -66,16 +66,19 @@ class Bound:
 
     def __call__(self, call: Call, *, grad: bool = False) -> Tensor:
         """One forward pass; with `grad` it is recorded for what happens to require a gradient."""
+        return one_tensor(self.model, self.run(call, grad=grad))
+
+    def run(self, call: Call, *, grad: bool = False) -> Any:
+        """The same for a model that may return anything, for those who only watch it."""
         arguments, options = moved(call, self.device, self.dtype)
         with undisturbed(self.model), torch.set_grad_enabled(grad):
             try:
-                result = functional_call(self.model, self._everything, arguments, options, tie_weights=False)
+                return functional_call(self.model, self._everything, arguments, options, tie_weights=False)
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
                 raise InputError(
                     f"{type(self.model).__name__} could not be called with ({described(call)}): "
                     f"{type(error).__name__}: {error}. Give inputs of the shapes and dtypes that its forward expects"
                 ) from error
-        return one_tensor(self.model, result)
 
 
 def check_fits(model: nn.Module, state: Mapping[str, Tensor], *, members: bool = False) -> None:

@@ -83,8 +83,8 @@ def score(outputs: Tensor, targets: Tensor, loss: Loss = "cross-entropy") -> Sco
             f"expected outputs with one row per example, found {tuple(outputs.shape)} for {len(targets)} targets: "
             "wrap the model so that its output has the examples on the first axis"
         )
+    outputs, targets = outputs.detach(), targets.detach().to(outputs.device)
     wide = outputs.float() if outputs.dtype.itemsize < 4 else outputs
-    targets = targets.to(wide.device)
     error = None
     if callable(loss):
         values = _checked(loss(wide, targets), len(targets))
@@ -124,13 +124,21 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
-    """(outputs - targets)^2; (n, 1) and (n,) are the same values, but nothing is broadcast."""
-    if outputs.numel() != targets.numel():
+    """(outputs - targets)^2; (n, 1) and (n,) are the same values, but nothing is broadcast or laid out anew."""
+    if _core(outputs) != _core(targets):
         raise InputError(
-            f"expected as many target values as outputs {tuple(outputs.shape)}, found {tuple(targets.shape)}: "
-            "give one value per output"
+            f"expected target values in the shape of the outputs {tuple(outputs.shape)}, found {tuple(targets.shape)}: "
+            "give one value per output, in the order of its axes"
         )
     return (outputs - targets.reshape(outputs.shape).to(outputs.dtype)).square()
+
+
+def _core(tensor: Tensor) -> tuple[int, ...]:
+    """The shape without axes of size 1 at its end."""
+    shape = tuple(tensor.shape)
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
 
 
 def _checked(values: Tensor, examples: int) -> Tensor:

@@ -46,9 +46,9 @@ def apply_block(wide: Wide, stacked: Mapping[str, Tensor], start: int, kind: str
 def _apply(wide: Wide, state: Mapping[str, Tensor], kind: str, stacked: bool) -> State:
     if kind not in KINDS:
         raise SymmetryError(f"kind must be one of {', '.join(KINDS)}, found {kind!r}.")
-    made = dict(state)
+    made = {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in state.items()}
     for name, legs in wide.symmetry.legs_of.items():
-        tensor = state.get(name)
+        tensor = made.get(name)
         expected = tuple(wide.symmetry.shapes.get(name, ()))
         found = None if tensor is None else tuple(tensor.shape[1 if stacked else 0 :])
         if tensor is None or (expected and found != expected):

@@ -7,53 +7,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Unpack
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from onebasin.align.board import Board
-from onebasin.align.crowd.agreement import agreement
+from onebasin.align.crowd.agreement import agreement, mean_overlap
 from onebasin.align.crowd.consensus import Consensus, Progress
 from onebasin.align.crowd.crew import Crew
 from onebasin.align.crowd.frame import Frame, moved
 from onebasin.align.crowd.journal import Journal
+from onebasin.align.crowd.plan import Options, Plan, Reference
 from onebasin.align.crowd.star import Star, medoid
-from onebasin.align.crowd.view import View, Weights, norm
+from onebasin.align.crowd.view import View, Weights
 from onebasin.align.pair.match import lightest
+from onebasin.align.senses.activity import Activity
 from onebasin.align.transpositions import Transpositions, transpositions
 from onebasin.errors import InputError
 from onebasin.population import Population
-from onebasin.state import State, check_finite, state_of
+from onebasin.state import State
 from onebasin.symmetry import Element, Symmetry
-
-REFERENCES = ("consensus", "first", "medoid")
-SCALES = ("balanced", "reference", "keep")
-Reference = str | Mapping[str, Tensor] | nn.Module
-
-
-class Options(TypedDict, total=False):
-    """The finer points of `align`, all optional.
-
-    Attributes:
-        scale: "balanced" gives every member its lightest scales, "reference" those of the reference, "keep" none.
-            The default is "reference" where a network is given as reference, else "balanced".
-        sweeps: of the consensus, at most (50).
-        tolerance: stop when a sweep gains less than this part of the overlap (1e-3); 0 goes on until nothing moves.
-        workers: processes that match (1); with more, a script needs `if __name__ == "__main__":`.
-        progress: called with (members done in this sweep, members, what is being done).
-        model: for by="activations", the model ...
-        inputs: ... the inputs it is run on ...
-        kind: ... and "uncentred" (as paper 1), "centred" or "correlation".
-    """
-
-    scale: str
-    sweeps: int
-    tolerance: float
-    workers: int
-    progress: Callable[[int, int, str], None]
-    model: nn.Module
-    inputs: Any
-    kind: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +39,10 @@ class Alignment:
         symmetry: the group they belong to.
         reference: the network that members were matched to; for a consensus the mean of all moved members.
         objective: mean overlap <w_i, w_j> of two different members after alignment, over all weights.
-        before: the same before alignment.
+        before: the same before alignment, in the same scale (of balanced members, if they are).
         residual: |w_i - reference|^2 of each moved member (members,).
         history: for a consensus, the mean overlap over what the spaces move after each sweep.
+        missing: by activations, space name -> why its units could not be read; they stay where they are.
     """
 
     population: Population
@@ -79,6 +53,7 @@ class Alignment:
     before: float
     residual: Tensor
     history: tuple[float, ...]
+    missing: Mapping[str, str]
 
     @property
     def sweeps(self) -> int:
@@ -139,28 +114,15 @@ def align(
         InputError: an option cannot be used, or `path` holds something else.
         SpecError: members do not fit the symmetry, or hold NaN.
     """
-    fixed = None if isinstance(reference, str) else dict(_state(reference))
-    scale = options.get("scale", "balanced" if fixed is None else "reference")
-    _check(population, reference, scale, path)
+    plan = Plan(reference, by, options)
+    plan.check(population, symmetry, path)
     frame = Frame(population, symmetry)
-    frame.check()
-    if fixed is not None:
-        Board.of(symmetry).check(fixed, where="the reference")
-        check_finite(fixed, where="the reference")
-    view = _view(symmetry, by, options)
-    journal = Journal(None if path is None else Path(path), frame, _settings(reference, by, scale, options))
-    if scale != "keep":
+    journal = Journal(None if path is None else Path(path), frame, frame.check(), plan.settings())
+    if plan.scale != "keep":
         frame.balance()
-    home = _home(frame, fixed, reference) if scale == "reference" else None
-    tell = _teller(len(frame), journal, options.get("progress"))
-    with Crew(view, options.get("workers", 1)) as crew:
-        target = _target(frame, view, crew, reference, fixed, home)
-        at = journal.resume()
-        if target is None:
-            sweeps, tolerance = options.get("sweeps", 50), options.get("tolerance", 1e-3)
-            at = Consensus(frame, view, crew, sweeps=sweeps, tolerance=tolerance).run(at, tell)
-        else:
-            at = Star(frame, view, crew, target).run(at, tell)
+    home = _home(frame, plan) if plan.scale == "reference" else None
+    before = mean_overlap(symmetry, population, frame.elements)
+    at, target, missing = _run(frame, plan, home, _teller(len(frame), journal, options.get("progress")), journal)
     journal.note(at, now=True)
     if home is not None:  # back from the lightest form into the scales of the reference
         frame.move_all(symmetry.invert(home))
@@ -168,70 +130,60 @@ def align(
     result = moved(population, symmetry, frame.elements, path=path)
     journal.close()
     found = agreement(symmetry, result, target)
-    raw = agreement(symmetry, population, None, distances=False)
     return Alignment(
-        result, frame.elements, symmetry, found.reference, found.overlap, raw.overlap, found.residual, tuple(at.history)
+        result,
+        frame.elements,
+        symmetry,
+        found.reference,
+        found.overlap,
+        before,
+        found.residual,
+        tuple(at.history),
+        missing,
     )
 
 
-def _state(reference: Mapping[str, Tensor] | nn.Module) -> Mapping[str, Tensor]:
-    return state_of(reference) if isinstance(reference, nn.Module) else reference
+def _run(
+    frame: Frame, plan: Plan, home: Element | None, tell: Callable[[Progress], None], journal: Journal
+) -> tuple[Progress, State | None, Mapping[str, str]]:
+    """Match everybody; by activations once more for units that show only when the others are in place."""
+    view = _view(frame.symmetry, plan)
+    with Crew(view, plan.workers) as crew:
+        target = _target(frame, view, crew, plan, home)
+        at = journal.resume()
+        while True:
+            crew.view = view if at.stage == 0 or not isinstance(view, Activity) else view.second(frame.first())
+            if target is None:
+                at = Consensus(frame, crew, sweeps=plan.sweeps, tolerance=plan.tolerance).run(at, tell)
+            else:
+                at = Star(frame, crew, target).run(at, tell)
+            missing = crew.view.missing
+            if at.stage or not missing:
+                return at, target, missing
+            at = Progress(stage=1, history=at.history)
 
 
-def _check(population: Population, reference: Reference, scale: str, path: str | os.PathLike[str] | None) -> None:
-    if not len(population):
-        raise InputError("expected at least one network to align, found an empty population")
-    if isinstance(reference, str) and reference not in REFERENCES:
-        raise InputError(f"reference must be one of {', '.join(REFERENCES)}, or a State; found {reference!r}")
-    if scale not in SCALES or (scale == "reference" and reference == "consensus"):
-        raise InputError(
-            f"scale must be one of {', '.join(SCALES)}, and a consensus has no reference scale; found {scale!r}"
-        )
-    if path is not None and Path(path).exists() and (Path(path).is_file() or any(Path(path).iterdir())):
-        raise InputError(f"expected a new or empty folder for the result, but {path} is not: choose another path")
+def _view(symmetry: Symmetry, plan: Plan) -> View:
+    board = Board.of(symmetry)
+    if plan.by == "weights":
+        return Weights(board)
+    options = plan.options
+    return Activity(board, options["model"], options["inputs"], kind=options.get("kind", "uncentred"))
 
 
-def _view(symmetry: Symmetry, by: str, options: Options) -> View:
-    if by == "weights":
-        return Weights(Board.of(symmetry))
-    if by != "activations":
-        raise InputError(f'by must be "weights" or "activations", found {by!r}')
-    if "model" not in options or "inputs" not in options:
-        raise InputError('by="activations" runs the networks: give model= and inputs=')
-    from onebasin.align.senses.activity import Activity
-
-    return Activity(Board.of(symmetry), options["model"], options["inputs"], kind=options.get("kind", "uncentred"))
-
-
-def _settings(reference: Reference, by: str, scale: str, options: Options) -> dict[str, Any]:
-    """All that the result depends on, besides the networks."""
-    named = reference if isinstance(reference, str) else norm(dict(_state(reference)))
-    inputs = options.get("inputs")
-    return {
-        **{"reference": named, "by": by, "scale": scale, "kind": options.get("kind")},
-        **{"inputs": float(inputs.double().sum()) if isinstance(inputs, Tensor) else str(type(inputs))},
-        **{"sweeps": options.get("sweeps"), "tolerance": options.get("tolerance")},
-    }
-
-
-def _home(frame: Frame, fixed: State | None, reference: Reference) -> Element:
+def _home(frame: Frame, plan: Plan) -> Element:
     """The scales that balance the reference."""
-    state = fixed if fixed is not None else frame.population.member(0)
-    if reference == "medoid":
-        raise InputError('the scale of a medoid is not known beforehand: use scale="balanced" or reference="first"')
+    state = plan.fixed if plan.fixed is not None else frame.population.member(0)
     return lightest(Board.of(frame.symmetry, statistics=True), state)
 
 
-def _target(
-    frame: Frame, view: View, crew: Crew, reference: Reference, fixed: State | None, home: Element | None
-) -> State | None:
+def _target(frame: Frame, view: View, crew: Crew, plan: Plan, home: Element | None) -> State | None:
     """The network to match to, in the scale of comparison; None for a consensus."""
-    if reference == "consensus":
+    if plan.reference == "consensus":
         return None
-    if fixed is None:
-        member = medoid(frame, view, crew) if reference == "medoid" else 0
-        return next(iter(frame.moved(range(member, member + 1))))
-    return fixed if home is None else frame.symmetry.apply(home, fixed)
+    if plan.fixed is None:
+        return frame.first() if plan.reference == "first" else frame.one(medoid(frame, crew))
+    return plan.fixed if home is None else frame.symmetry.apply(home, plan.fixed)
 
 
 def _teller(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from onebasin.align.crowd.crew import Crew
 from onebasin.align.crowd.frame import Frame
-from onebasin.align.crowd.view import View, added, norm, zeros
+from onebasin.align.crowd.view import added, norm, zeros
 from onebasin.align.pair.assign import Vertex
 from onebasin.state import State
 
@@ -35,6 +35,7 @@ class Progress:
     norms: float = 0.0  # sum of |w_i|^2
     history: list[float] = field(default_factory=list)  # mean overlap of a pair after each sweep
     done: bool = False
+    stage: int = 0  # by activations there may be a second round
 
     def overlap(self, members: int) -> float:
         """Mean of <w_i, w_j> over pairs."""
@@ -44,8 +45,8 @@ class Progress:
 class Consensus:
     """Sweeps over a crowd until nothing moves."""
 
-    def __init__(self, frame: Frame, view: View, crew: Crew, *, sweeps: int, tolerance: float) -> None:
-        self.frame, self.view, self.crew = frame, view, crew
+    def __init__(self, frame: Frame, crew: Crew, *, sweeps: int, tolerance: float) -> None:
+        self.frame, self.view, self.crew = frame, crew.view, crew
         self.sweeps, self.tolerance = sweeps, tolerance
 
     def run(self, at: Progress, tell: Callable[[Progress], None]) -> Progress:
@@ -66,7 +67,7 @@ class Consensus:
         if len(self.frame) == 1 or at.sweep + 1 >= self.sweeps:
             return True
         if at.sweep == 0:
-            return False
+            return False  # it only placed members: the first improvement is still to come
         gained = at.history[-1] - at.history[-2]
         return not at.moved or gained <= self.tolerance * abs(at.history[-1])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 
@@ -28,16 +29,28 @@ class Frame:
     def __len__(self) -> int:
         return len(self.population)
 
-    def check(self) -> None:
-        """Raise unless members fit the symmetry and are finite; read one block at a time."""
-        board = Board.of(self.symmetry)
-        board.check({name: torch.empty(spec.shape, device="meta") for name, spec in self.population.spec.items()},
-                    where="the population")  # fmt: skip
+    def check(self) -> str:
+        """Raise unless members fit the symmetry and are finite; read one block at a time.
+
+        Returns:
+            A fingerprint of the crowd: the sum of every tensor of every member.
+        """
+        board = Board.of(self.symmetry, statistics=True)
+        board.check(
+            {name: torch.empty(spec.shape, device="meta") for name, spec in self.population.spec.items()},
+            where="the population",
+        )
+        digest = hashlib.sha256()
         for start, block in self.population.blocks():
-            for name in board.tensors:
-                if not bool(torch.isfinite(block[name].sum())):
-                    for row in range(len(block[name])):
-                        check_finite({name: block[name][row]}, where=f"member {start + row}")
+            for name, values in block.items():
+                flat = values.cpu().reshape(len(values), -1)
+                flat = torch.view_as_real(flat).flatten(1) if flat.is_complex() else flat
+                digest.update(name.encode() + flat.double().sum(1).numpy().tobytes())
+            for row in range(len(next(iter(block.values())))):
+                member = {name: block[name][row] for name in board.tensors}
+                if not all(bool(torch.isfinite(value.sum())) for value in member.values()):
+                    check_finite(member, where=f"member {start + row}")
+        return digest.hexdigest()
 
     def balance(self) -> None:
         """Start every member at its lightest form."""
@@ -71,6 +84,14 @@ class Frame:
         other.elements = self.symmetry.compose(self.symmetry.identity(), self.elements)
         return other
 
+    def one(self, member: int) -> State:
+        """One member as it stands now."""
+        return next(iter(self.moved(range(member, member + 1))))
+
+    def first(self) -> State:
+        """The first member as it stands now."""
+        return self.one(0)
+
     def moved(self, members: range) -> Iterator[State]:
         """The members as they stand now."""
         part = self.population[members.start : members.stop].stacked()
@@ -94,4 +115,14 @@ def moved(
 ) -> Population:
     """Apply one element to each member; into a new folder if there is a path, block by block, else in memory."""
     plan = Wide(symmetry, elements)
-    return population.map(lambda block, start: apply_block(plan, block, start, kind), path=path)
+    narrow = [
+        name for name, spec in population.spec.items() if spec.dtype.is_floating_point and spec.dtype.itemsize < 4
+    ]
+
+    def move(block: State, start: int) -> State:
+        made = apply_block(plan, block, start, kind)
+        # Half precision ends at 65,504: a scale may carry a weight beyond.
+        check_finite({name: made[name] for name in narrow}, where=f"members from {start}, once moved,")
+        return made
+
+    return population.map(move, path=path)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from onebasin.align.crowd.consensus import Progress
 from onebasin.align.crowd.frame import Frame
-from onebasin.errors import InputError
+from onebasin.errors import InputError, StorageError
 from onebasin.population.durable import make_folder, publish
 from onebasin.population.tensor_file import read_header
+from onebasin.state import State
 
 _SECONDS = 20.0  # between two entries: what a killed run may lose
 
@@ -22,17 +26,18 @@ _SECONDS = 20.0  # between two entries: what a killed run may lose
 class Journal:
     """The file `<path>.journal`; it is written every few seconds, read when a run starts, gone when it is done."""
 
-    def __init__(self, path: Path | None, frame: Frame, settings: dict[str, Any]) -> None:
+    def __init__(self, path: Path | None, frame: Frame, crowd: str, settings: dict[str, Any]) -> None:
         """Take the journal beside `path`; without a path nothing is kept.
 
         Args:
             path: where the aligned population will be.
             frame: the crowd and its elements.
+            crowd: fingerprint of the members.
             settings: all that the result depends on; a journal of another run is refused.
         """
-        self.path = None if path is None else path.with_name(path.name + ".journal")
+        self.path = None if path is None else path.resolve().with_name(path.resolve().name + ".journal")
         self.frame = frame
-        self.key = _key(frame, settings)
+        self.key = _key(frame, crowd, settings)
         self._last = time.monotonic()
 
     def resume(self) -> Progress:
@@ -43,24 +48,27 @@ class Journal:
         """
         if self.path is None or not self.path.exists():
             return Progress()
-        from safetensors import safe_open
+        from safetensors.torch import load
 
-        told = json.loads(read_header(self.path).metadata["onebasin"])
+        header = read_header(self.path).metadata
+        tensors = load(self.path.read_bytes())
+        told = json.loads(header.get("onebasin", "{}"))
+        if told.get("sum") != _checksum(tensors):
+            raise StorageError(
+                f"{self.path} is no journal of an alignment, or is damaged: delete it to start again, or choose "
+                "another path"
+            )
         if told["key"] != self.key:
             raise InputError(
                 f"{self.path} is the journal of an interrupted alignment of other networks or with other settings: "
                 "repeat that one to finish it, choose another path, or delete the journal to give it up"
             )
         at = Progress(**told["progress"])
-        with safe_open(self.path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                kind, _, rest = name.partition("/")
-                tensor = file.get_tensor(name)
-                if kind == "total":
-                    at.total[rest] = tensor
-                else:
-                    (self.frame.elements.orders if kind == "order" else self.frame.elements.factors)[rest].copy_(tensor)
-        at.total = {name: at.total[name] for name in told["names"]}  # sums over tensors keep their order, to the bit
+        at.total = {name: tensors[f"total/{name}"] for name in told["names"]}  # in the order in which sums were formed
+        for name, order in self.frame.elements.orders.items():
+            order.copy_(tensors[f"order/{name}"])
+        for name, factor in self.frame.elements.factors.items():
+            factor.copy_(tensors[f"factor/{name}"])
         return at
 
     def note(self, at: Progress, *, now: bool = False) -> None:
@@ -76,7 +84,7 @@ class Journal:
             **{f"factor/{name}": value.contiguous() for name, value in elements.factors.items()},
         }
         facts = {name: value for name, value in vars(at).items() if name != "total"}
-        text = json.dumps({"key": self.key, "progress": facts, "names": list(at.total)})
+        text = json.dumps({"key": self.key, "progress": facts, "names": list(at.total), "sum": _checksum(tensors)})
         make_folder(self.path.parent)
         publish(self.path, lambda file: file.write(save(tensors, {"onebasin": text})), replace=True)
         self._last = time.monotonic()
@@ -87,15 +95,26 @@ class Journal:
             self.path.unlink(missing_ok=True)
 
 
-def _key(frame: Frame, settings: dict[str, Any]) -> str:
+def _checksum(tensors: State) -> int:
+    value = 0
+    for name in sorted(tensors):
+        value = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), value))
+    return value
+
+
+def _key(frame: Frame, crowd: str, settings: dict[str, Any]) -> str:
     """A fingerprint of the crowd, its symmetry and the settings."""
-    population = frame.population
-    first = population.member(0)
-    told = {
-        "members": len(population),
-        "symmetry": hashlib.sha256(frame.symmetry.to_json().encode()).hexdigest(),
-        "spec": {name: str(spec) for name, spec in population.spec.items()},
-        "first": {name: float(value.double().sum()) for name, value in first.items() if value.dtype != torch.bool},
-        "settings": settings,
-    }
+    told = [crowd, frame.symmetry.to_json(), settings]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def fingerprint(value: Any) -> str:
+    """A hash of tensors, and of dicts, lists and tuples of them; of anything else the name of its type."""
+    if isinstance(value, Tensor):
+        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return hashlib.sha256(str(tuple(value.shape)).encode() + raw.numpy().tobytes()).hexdigest()
+    if isinstance(value, Mapping):
+        return str({str(name): fingerprint(item) for name, item in value.items()})
+    if isinstance(value, list | tuple):
+        return str([fingerprint(item) for item in value])
+    return type(value).__name__

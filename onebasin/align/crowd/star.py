@@ -10,7 +10,7 @@ from torch import Tensor
 from onebasin.align.crowd.consensus import Progress
 from onebasin.align.crowd.crew import Crew
 from onebasin.align.crowd.frame import Frame
-from onebasin.align.crowd.view import View, added, norm, zeros
+from onebasin.align.crowd.view import added, norm, zeros
 from onebasin.state import State
 
 _CHUNK = 16  # members matched together
@@ -19,10 +19,10 @@ _CHUNK = 16  # members matched together
 class Star:
     """Matches every member of a crowd to one network."""
 
-    def __init__(self, frame: Frame, view: View, crew: Crew, reference: Mapping[str, Tensor]) -> None:
+    def __init__(self, frame: Frame, crew: Crew, reference: Mapping[str, Tensor]) -> None:
         """`reference` is a whole network, in the scale in which members are compared."""
-        self.frame, self.view, self.crew = frame, view, crew
-        self.target = view.features(reference)
+        self.frame, self.view, self.crew = frame, crew.view, crew
+        self.target = crew.view.features(reference)
 
     def run(self, at: Progress, tell: Callable[[Progress], None]) -> Progress:
         """Go on from `at` to the end; `tell` is called after each chunk."""
@@ -40,22 +40,17 @@ class Star:
         return at
 
 
-def medoid(frame: Frame, view: View, crew: Crew) -> int:
+def medoid(frame: Frame, crew: Crew) -> int:
     """The most central member: closest to the mean once all are matched to the first. The frame is left as it was.
 
     To compare all pairs would take N^2 matches; seen from one member, the crowd's centre takes N.
     """
-    trial = frame.copy()
-    first = next(iter(frame.moved(range(1))))
-    Star(trial, view, crew, first).run(Progress(), lambda at: None)
+    trial, view = frame.copy(), crew.view
+    Star(trial, crew, frame.first()).run(Progress(), lambda at: None)
     total: State = {}
     for member in range(len(trial)):
-        features = _weights(view, trial, member)
+        features = view.features(trial.one(member))
         total = added(total or zeros(features), features)
     mean = {name: value / len(trial) for name, value in total.items()}
-    apart = [norm(added(mean, _weights(view, trial, member), -1.0)) for member in range(len(trial))]
+    apart = [norm(added(mean, view.features(trial.one(member)), -1.0)) for member in range(len(trial))]
     return int(torch.tensor(apart).argmin())
-
-
-def _weights(view: View, frame: Frame, member: int) -> State:
-    return view.features(next(iter(frame.moved(range(member, member + 1)))))

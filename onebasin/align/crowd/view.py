@@ -27,6 +27,7 @@ class View(Protocol):
     """How networks are compared."""
 
     assignment: Assignment
+    missing: Mapping[str, str]  # space name -> why it cannot be compared
 
     def features(self, state: Mapping[str, Tensor]) -> State:
         """What is compared, of one network."""
@@ -44,6 +45,7 @@ class Weights:
     def __init__(self, board: Board) -> None:
         self.board, self.assignment = board, Assignment(board)
         self.symmetry = _restricted(board)
+        self.missing: Mapping[str, str] = {}
 
     def features(self, state: Mapping[str, Tensor]) -> State:
         """The weights on the board."""
@@ -54,7 +56,7 @@ class Weights:
         return self.symmetry.apply(self.assignment.element(vertex), features)
 
     def match(self, reference: State, features: State, *, full: bool) -> Vertex | None:
-        """Search from the barycentre if `full`, else climb from where the network is; the better of both is taken."""
+        """Search from the barycentre if `full`, else climb from where the network is."""
         overlap = Overlap(self.board, self.assignment, reference, features)
         home = self.assignment.identity()
         start = overlap.value(home)

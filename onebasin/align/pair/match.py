@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -14,13 +15,15 @@ from onebasin.align.pair.assign import Assignment
 from onebasin.align.pair.overlap import Overlap
 from onebasin.align.pair.search import Found, polish, search
 from onebasin.align.scale.balance import balancing
-from onebasin.errors import InputError
+from onebasin.errors import InputError, SpecError
 from onebasin.state import State, check_finite, state_of
 from onebasin.symmetry import Element, Symmetry
 
+Spreads = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 EFFORTS = ("full", "cheap")
 SCALES = ("reference", "keep")
 _TIE = 1e-7  # overlaps closer than this, relatively, are equal up to rounding
+_NEAR = 0.25  # part of the overlap that is there from the start, from which networks count as close
 _SAME = 1e-9  # what is left of a distance when only rounding is left
 _BALANCED = 1e-9  # imbalance that matching does not see
 _NULLS = 3  # searches against scrambled copies that say what unrelated networks reach
@@ -59,8 +62,9 @@ class Match:
     def null(self) -> tuple[float, float]:
         """Mean and spread of the overlap that networks like b reach when they have nothing to do with a.
 
-        The search is repeated on copies of b in which each weight has a random sign: equally large and unrelated.
-        It takes three times as long as the match itself and is done when first asked for.
+        The search is repeated on copies of b whose weights have changed places within each tensor: equally large and
+        unrelated. Only what the spaces move counts. It takes three times as long as the match itself and is done when
+        first asked for.
         """
         values = torch.tensor(self._unrelated(), dtype=torch.float64)
         return float(values.mean()), float(values.std())
@@ -92,13 +96,13 @@ def match(
     restarts: int = 0,
     seed: int = 0,
     scale: str = "reference",
-    std: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None = None,
+    std: Spreads | None = None,
 ) -> Match:
     """Find the element g of the symmetry that brings g.b closest to a, over permutations, signs and scales.
 
     Maximises <a, g.b> by Frank-Wolfe from the barycentre of the group with exact line search, then one space after
-    the other. Positive scales have no best overlap; both networks are first brought to their lightest form
-    (`balance`), compared there, and b is given the scale of a.
+    the other. Positive scales have no best overlap: both networks are first brought to their lightest form
+    (`balance`) and compared there; then b is given the scales of a, or keeps its own where it is closer with them.
 
     Args:
         a: the network that stays; a State or a module.
@@ -107,7 +111,7 @@ def match(
         effort: "full", or "cheap" for coordinate ascent from where b is: quicker, and often stuck.
         restarts: further searches from random places; the best result is kept.
         seed: for the restarts and the verdict.
-        scale: "reference" gives b the scales of a; "keep" leaves all scales as they are.
+        scale: "reference" as above; "keep" leaves all scales as they are.
         std: standard deviations of a and b, when they are means of posteriors: their overlap counts as well, so that
             the squared Wasserstein distance of the two diagonal Gaussians is what is made small. Move the second with
             `symmetry.apply(found.element, std_b, kind="std")`.
@@ -120,9 +124,9 @@ def match(
             f"expected effort in {EFFORTS}, scale in {SCALES} and restarts >= 0, found {effort!r}, {scale!r} and "
             f"{restarts}"
         )
-    left, right = (dict(state_of(x) if isinstance(x, nn.Module) else x) for x in (a, b))
+    left, right = (_plain(x) for x in (a, b))
     board = Board.of(symmetry)
-    _check(board, left, right, std)
+    _check(symmetry, left, right, std)
     bare, kept = _lightest(symmetry, left, right, std) if scale == "reference" and symmetry.dimensions else (None, None)
     first, second, spreads = kept or (left, right, std)
     assignment = Assignment(board, plain=std is not None)
@@ -132,48 +136,80 @@ def match(
     moved = found.value > home + _TIE * abs(home)
     element = assignment.element(found.vertex) if moved else symmetry.identity()
     after = _inner(board, first, symmetry.apply(element, second))
-    if bare:
-        element = symmetry.compose(symmetry.invert(bare[0]), symmetry.compose(element, bare[1]))
+    element, distance = _scaled(board, left, right, element, bare)
     return Match(
         element,
         _inner(board, first, second),
         after,
         _distance(board, left, right),
-        _distance(board, left, symmetry.apply(element, right)),
+        distance,
         found.steps,
         found.sweeps,
         found.gap,
         overlap.degree == 1,
-        found.value,
+        found.value * overlap.unit,
         moved,
-        partial(_unrelated, board, first, second, effort, seed),
+        partial(_unrelated, board, (first, second, spreads), effort, seed),
     )
 
 
-def _unrelated(board: Board, a: State, b: State, effort: str, seed: int) -> tuple[float, ...]:
-    """Overlaps reached by copies of b whose weights have random signs."""
-    generator, assignment = torch.Generator().manual_seed(seed), Assignment(board)
+def _plain(network: Mapping[str, Tensor] | nn.Module) -> State:
+    """A network as a State without gradients."""
+    return state_of(network) if isinstance(network, nn.Module) else {n: t.detach() for n, t in network.items()}
+
+
+def _scaled(
+    board: Board, a: State, b: State, element: Element, bare: tuple[Element, Element] | None
+) -> tuple[Element, float]:
+    """The element with the scales of a, or with those of b if that is closer; and the squared distance left."""
+    symmetry = board.symmetry
+    choices = [element]
+    if bare is not None:
+        choices.append(symmetry.compose(symmetry.invert(bare[0]), symmetry.compose(element, bare[1])))
+    moved = [symmetry.apply(choice, b) for choice in choices]
+    apart = [_distance(board, a, state) for state in moved]
+    best = min(range(len(choices)), key=lambda n: (not math.isfinite(apart[n]), apart[n]))
+    check_finite(moved[best], where="the moved network")
+    return choices[best], apart[best]
+
+
+def _unrelated(board: Board, sides: tuple[State, State, Spreads | None], effort: str, seed: int) -> tuple[float, ...]:
+    """Overlaps reached by copies of b whose weights have changed places inside each tensor."""
+    a, b, std = sides
+    generator, assignment = torch.Generator().manual_seed(seed), Assignment(board, plain=std is not None)
     reached = []
     for _ in range(_NULLS):
-        flipped = {}
-        for name in board.tensors:
-            coins = torch.randint(0, 2, b[name].shape, generator=generator).to(b[name]) * 2 - 1
-            flipped[name] = b[name] * coins
-        reached.append(_search(Overlap(board, assignment, a, flipped), effort, 0, seed).value)
+        places = {name: torch.randperm(b[name].numel(), generator=generator) for name in board.tensors}
+
+        def shuffled(state: Mapping[str, Tensor], places: Mapping[str, Tensor] = places) -> State:
+            return {n: state[n].reshape(-1)[p.to(state[n].device)].reshape(state[n].shape) for n, p in places.items()}
+
+        spreads = None if std is None else (std[0], shuffled(std[1]))
+        overlap = Overlap(board, assignment, a, shuffled(b), std=spreads)
+        reached.append(_search(overlap, effort, 0, seed).value * overlap.unit)
     return tuple(reached)
 
 
-def _check(board: Board, a: State, b: State, std: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None) -> None:
-    named = [("the first network", a), ("the second network", b)]
-    if std:
-        named += [("the first std", dict(std[0])), ("the second std", dict(std[1]))]
-    for where, state in named:
-        board.check(state, where=where)
-        check_finite({name: state[name] for name in board.tensors}, where=where)
+def check_network(symmetry: Symmetry, state: Mapping[str, Tensor], *, where: str) -> None:
+    """Raise unless a network fits the symmetry, is finite, and has no negative variance."""
+    board = Board.of(symmetry, statistics=True)
+    board.check(state, where=where)
+    check_finite({name: state[name] for name in symmetry.shapes}, where=where)
+    for block in board.blocks:
+        if any(foot.shift for foot in block.feet) and bool((state[block.tensor] < 0).any()):
+            raise SpecError(f"{where} has negative variances in {block.tensor}: its batch norm cannot be run")
+
+
+def _check(symmetry: Symmetry, a: State, b: State, std: Spreads | None) -> None:
+    check_network(symmetry, a, where="the first network")
+    check_network(symmetry, b, where="the second network")
+    for where, state in zip(("the first std", "the second std"), std or (), strict=False):
+        Board.of(symmetry).check(state, where=where)
+        check_finite(dict(state), where=where)
 
 
 def _lightest(
-    symmetry: Symmetry, a: State, b: State, std: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None
+    symmetry: Symmetry, a: State, b: State, std: Spreads | None
 ) -> tuple[tuple[Element, Element], tuple[State, State, tuple[State, State] | None]]:
     """Both networks in their lightest form, and the elements that bring them there."""
     board = Board.of(symmetry, statistics=True)
@@ -191,10 +227,14 @@ def lightest(board: Board, state: Mapping[str, Tensor]) -> Element:
 
 def _search(overlap: Overlap, effort: str, restarts: int, seed: int) -> Found:
     generator = torch.Generator().manual_seed(seed)
-    if effort == "full":
-        return search(overlap, restarts=restarts, generator=generator)
-    vertex, value, sweeps = polish(overlap, overlap.assignment.identity())
-    return Found(vertex, value, 0, 0.0, sweeps)
+    found = search(overlap, restarts=restarts, generator=generator) if effort == "full" else None
+    home = overlap.assignment.identity()
+    if found is not None and overlap.value(home) < _NEAR * found.value:
+        return found
+    vertex, value, sweeps = polish(overlap, home)  # networks that are close already: climb from there as well
+    if found is not None and found.value >= value:
+        return found
+    return Found(vertex, value, 0 if found is None else found.steps, 0.0 if found is None else found.gap, sweeps)
 
 
 def weights_of(board: Board) -> list[str]:

@@ -52,7 +52,10 @@ class Piece:
 
 
 class Overlap:
-    """f(X) for a fixed pair of networks; the first may be any State, a sum of networks for instance."""
+    """f(X) for a fixed pair of networks; the first may be any State, a sum of networks for instance.
+
+    Values are in units of the largest weights of both, `unit`.
+    """
 
     def __init__(
         self,
@@ -80,11 +83,16 @@ class Overlap:
             for seen, n in zip(assignment.characters, map(assignment.size, range(len(board.spaces))), strict=True)
         ]
         found: dict[tuple[Touch, ...], list[tuple[Tensor, Tensor]]] = {}
+        sizes = _largest(board, a), _largest(board, b)  # products of very small or large weights would leave float32
+        self.unit = sizes[0] * sizes[1]
         for left, right in [(a, b), *([std] if std else [])]:
             for block in board.blocks:
                 feet = _active(assignment, block)
                 if feet:
-                    pair = [block.take(x[block.tensor][None].to(self.device, self.dtype))[0] for x in (left, right)]
+                    pair = [
+                        block.take((x[block.tensor] / size)[None].to(self.device, self.dtype))[0]
+                        for x, size in zip((left, right), sizes, strict=True)
+                    ]
                     self._sort_in(feet, pair, found, signed=left is a)
         self.pieces = [
             Piece(touches, torch.cat([x for x, _ in pairs], -1), torch.cat([y for _, y in pairs], -1))
@@ -236,6 +244,12 @@ def _entry(matrix: Tensor, point: Point, character: int, assignment: Assignment,
     picked = matrix[rows, point.source.to(matrix.device)].cpu().double()
     chi = assignment.chi(point, space, character)
     return float(picked.sum() if chi is None else (picked * chi.to(picked)).sum())
+
+
+def _largest(board: Board, state: Mapping[str, Tensor]) -> float:
+    """The largest weight, 1 if there is none."""
+    found = [float(state[name].abs().max()) for name in board.tensors if state[name].numel()]
+    return max(found, default=0.0) or 1.0
 
 
 def _active(assignment: Assignment, block: Block) -> list[Foot]:

@@ -15,6 +15,7 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from onebasin.align.options import refuse_unknown
 from onebasin.align.pair.match import match
 from onebasin.align.path.recalibrate import recalibrate
 from onebasin.align.path.repair import Repair, blend, repair, unit_statistics
@@ -127,6 +128,7 @@ def barrier(
         SpecError: the networks are not two of this model.
         InputError: data, targets or options do not fit.
     """
+    refuse_unknown(options, ("points", "symmetry", *Options.__annotations__), "barrier")
     start, end = ends(a, b)
     test, variance = options.get("test"), options.get("variance")
     sets: list[Data] = [(inputs, targets)] if test is None else [(inputs, targets), test]
@@ -146,10 +148,10 @@ def aligned(a: State, b: State, symmetry: Symmetry, *, scale: str = "reference")
 
 
 def ends(a: Network, b: Network) -> tuple[State, State]:
-    """Both ends as States of one spec."""
-    start, end = (state_of(item) if isinstance(item, nn.Module) else dict(item) for item in (a, b))
+    """Both ends as States of one spec, without gradients."""
+    start, end = (state_of(item) if isinstance(item, nn.Module) else item for item in (a, b))
     check_state(end, spec_of(start), where="the second network")
-    return start, end
+    return {name: t.detach() for name, t in start.items()}, {name: t.detach() for name, t in end.items()}
 
 
 def look(model: nn.Module, state: State, sets: Sequence[Data], measure: Measure) -> list[Score]:

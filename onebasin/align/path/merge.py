@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.align.crowd.align import align
-from onebasin.align.path.recalibrate import recalibrate, refreshed
+from onebasin.align.path.recalibrate import may_have_norms, recalibrate, refreshed
 from onebasin.align.path.repair import blend, repair, unit_statistics
 from onebasin.errors import InputError
 from onebasin.population import Population
@@ -59,7 +59,7 @@ def merge(
     if model is None or inputs is None:
         raise InputError(f"variance={variance!r} measures activations: give model= and inputs= too")
     if variance == "auto":
-        return refreshed(model, state, inputs)[0]
+        return refreshed(model, state, inputs)[0] if may_have_norms(model) else state
     if variance == "recalibrate":
         return recalibrate(model, state, inputs)
     parts = [unit_statistics(model, member, inputs) for member in members]

@@ -22,11 +22,14 @@ from onebasin.state import State
 def recalibrate(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, *, batch: int = BATCH) -> State:
     """Return the network with running means and variances measured on `inputs`; tensors that stay are shared.
 
-    One pass in which every batch norm normalises a batch by its own mean and (unbiased) variance, as in training,
-    while everything else, dropout for one, is in evaluation mode. Statistics of batches are combined by the law of
-    total variance, not averaged. If the data fit into one batch the result is exact: in evaluation mode the inputs
-    of every batch norm then have its running mean and variance. With several batches that holds for those before any
-    other batch norm; behind one, activations were normalised batch by batch.
+    One pass in evaluation mode, in which every batch norm normalises a batch by the statistics that torch would store
+    for it: its mean and its unbiased variance. So the layers behind see what they will see in evaluation mode with
+    the new statistics. (In training mode they see a little else: there torch stores the unbiased variance too, but
+    normalises by the biased one.) Statistics of batches are combined by the law of total variance, not averaged.
+
+    If the data fit into one batch the result is exact: in evaluation mode the inputs of every batch norm then have
+    its running mean and variance. With several batches that holds for those before any other batch norm; behind one,
+    activations were normalised batch by batch.
 
     Args:
         model: the function; left exactly as it was.
@@ -54,8 +57,13 @@ def refreshed(
     watch = Renormalise(bound.tensors)
     for _, call in batches(inputs, batch):
         with watch:
-            bound(call)
+            bound.run(call)
     return replaced(model, state, watch.statistics()), tuple(mean for mean, _ in watch.moments)
+
+
+def may_have_norms(model: nn.Module) -> bool:
+    """Whether a model has buffers that could be running statistics; if not, it need not be run to find none."""
+    return any(buffer.is_floating_point() for buffer in model.buffers())
 
 
 class Renormalise(Watch):

@@ -66,7 +66,7 @@ def unit_statistics(model: nn.Module, state: Mapping[str, Tensor], inputs: Input
     watch = _Measure(bound.tensors)
     for _, call in batches(inputs, batch):
         with watch:
-            bound(call)
+            bound.run(call)
     return {name: (moments.mean, moments.std) for name, moments in watch.moments.items()}
 
 

@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
+from onebasin.align.options import refuse_unknown
 from onebasin.align.path.connect import (
     Barrier,
     Data,
@@ -143,6 +144,7 @@ def barrier_report(
         options: `loss` and `batch`, see `predict.losses`; `calibration`, other data to fit temperatures on, since
             those of training are learned by heart.
     """
+    refuse_unknown(options, ("points", "test", *Options.__annotations__), "barrier_report")
     start, end = ends(a, b)
     sets = [train] if test is None else [train, test]
     measure: Measure = {"loss": options.get("loss", "cross-entropy"), "batch": options.get("batch", BATCH)}

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from onebasin.align.path.watch import LayerCall, NormCall, Watch
 from onebasin.predict import Inputs
@@ -34,12 +37,19 @@ class Layer:
 
 def survey(bound: Bound, inputs: Inputs) -> tuple[Layer, ...]:
     """Follow a few examples through the model and list its layers in the order of their first use."""
-    watch = _Follow(bound)
-    call = next(iter(batches(inputs, _FEW)))[1]
-    with watch:
-        output = bound(call, grad=True)
-    final = watch.reaching(output)
+    with torch.inference_mode(False):  # in that mode autograd keeps no record
+        bound = Bound(bound.model, {name: _recordable(value) for name, value in bound.tensors.items()})
+        call = tree_map(_recordable, next(iter(batches(inputs, _FEW)))[1])
+        watch = _Follow(bound)
+        with watch:
+            output = bound(call, grad=True)
+        final = watch.reaching(output)
     return tuple(Layer(name, bias or None, *watch.verdict(name, final)) for name, bias in watch.biases.items())
+
+
+def _recordable(value: Any) -> Any:
+    """A copy of a tensor that was made in inference mode; everything else as it is."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
 class _Follow(Watch):

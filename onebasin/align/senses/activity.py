@@ -6,7 +6,7 @@ on it) is one exact assignment on its cross-covariance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from onebasin.align.pair.assign import Assignment, Vertex
 from onebasin.align.senses.covariance import KINDS, activations, cross_covariance
 from onebasin.errors import InputError
 from onebasin.predict.taps import Exponents
-from onebasin.state import State
+from onebasin.state import State, check_finite, state_of
 from onebasin.symmetry import Element, Symmetry
 
 Key = tuple[int, int]  # a space, and a character of it
@@ -27,18 +27,33 @@ Key = tuple[int, int]  # a space, and a character of it
 class Activity:
     """Compare networks by the activations of their units on fixed inputs; a `View`."""
 
-    def __init__(self, board: Board, model: nn.Module, inputs: Any, *, kind: str = "uncentred") -> None:
-        """Remember the data. Kinds: "uncentred" (paper 1), "centred", and "correlation" (unit variance as well)."""
+    def __init__(
+        self, board: Board, model: nn.Module, inputs: Any, *, kind: str = "uncentred", settled: Collection[str] = ()
+    ) -> None:
+        """Remember the data. Kinds: "uncentred" (paper 1), "centred", and "correlation" (unit variance as well).
+
+        Units of the spaces `settled` are in place already and count as positions.
+        """
         if kind not in KINDS:
             raise InputError(f"kind must be one of {', '.join(KINDS)}, found {kind!r}")
         self.board, self.assignment = board, Assignment(board)
         self.model, self.inputs, self.kind = model, inputs, kind
+        self.settled = settled
+        self.missing: Mapping[str, str] = {}
 
     def features(self, state: Mapping[str, Tensor]) -> State:
         """Activations (samples, N), centred or normalised as asked, under "character/space"."""
-        found = activations(self.model, state, self.board.symmetry, self.inputs)
+        found = activations(self.model, state, self.board.symmetry, self.inputs, settled=self.settled)
+        self.missing = found.missing
+        check_finite(found.values, where="the activations of a network")
         sorted_in = by_character(self.assignment, found.parts, torch.cat)
         return {f"{seen}/{self.board.spaces[s].name}": self._normal(x) for (s, seen), x in sorted_in.items()}
+
+    def second(self, state: Mapping[str, Tensor]) -> Activity:
+        """The view for spaces whose units show only once all others are in place, as they are in `state`."""
+        self.features(state)
+        seen = [space.name for space in self.board.spaces if space.name not in self.missing]
+        return Activity(self.board, self.model, self.inputs, kind=self.kind, settled=seen)
 
     def _key(self, text: str) -> Key:
         seen, _, name = text.partition("/")
@@ -93,8 +108,8 @@ class ActivationMatch:
 
 def match_activations(
     model: nn.Module,
-    a: Mapping[str, Tensor],
-    b: Mapping[str, Tensor],
+    a: Mapping[str, Tensor] | nn.Module,
+    b: Mapping[str, Tensor] | nn.Module,
     symmetry: Symmetry,
     inputs: Any,
     *,
@@ -117,16 +132,16 @@ def match_activations(
         second pass.
     """
     board = Board.of(symmetry)
-    for where, state in (("the first network", a), ("the second network", b)):
+    left, moved = ({n: t.detach() for n, t in (state_of(x) if isinstance(x, nn.Module) else x).items()} for x in (a, b))
+    for where, state in (("the first network", left), ("the second network", moved)):
         board.check(state, where=where)
-    assignment = Assignment(board)
-    element, moved = symmetry.identity(), dict(b)
+    assignment, element = Assignment(board), symmetry.identity()
     settled: list[str] = []
     before = after = 0.0
     missing: Mapping[str, str] = {}
     again = isinstance(inputs, Tensor | tuple | Mapping | list)  # any other iterable is used up by the first pass
     for _ in range(2 if again else 1):
-        found = cross_covariance(model, a, moved, symmetry, inputs, kind=kind, settled=settled)
+        found = cross_covariance(model, left, moved, symmetry, inputs, kind=kind, settled=settled)
         matrices = by_character(assignment, found.parts, sum)
         vertex = _solve(assignment, matrices)
         before += _agreement(assignment, matrices, assignment.identity())
