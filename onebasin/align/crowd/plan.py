@@ -64,7 +64,7 @@ class Plan:
 
     def __init__(self, reference: Reference, by: str, options: Options) -> None:
         """Refuse what nobody knows or nobody can use."""
-        refuse_unknown(options, Options.__annotations__, "align")
+        refuse_unknown(options, [*Options.__annotations__, "reference", "by", "path"], "align")
         self.reference = reference if isinstance(reference, str) else None
         self.fixed = None if isinstance(reference, str) else _state(reference)
         self.scale = options.get("scale", "balanced" if self.fixed is None else "reference")

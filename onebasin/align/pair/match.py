@@ -63,10 +63,10 @@ class Match:
         """Mean and spread of the overlap that networks like b reach when they have nothing to do with a.
 
         The search is repeated on copies of b whose weights have changed places within each tensor: equally large and
-        unrelated. Only what the spaces move counts. It takes three times as long as the match itself and is done when
-        first asked for.
+        unrelated. To be compared with `after`. It takes three times as long as the match itself and is done when first
+        asked for.
         """
-        values = torch.tensor(self._unrelated(), dtype=torch.float64)
+        values = torch.tensor(self._unrelated(), dtype=torch.float64) + (self.after - self._reached)
         return float(values.mean()), float(values.std())
 
     @cached_property
@@ -77,7 +77,8 @@ class Match:
         if self.distance_after <= _SAME * self.distance_before:
             return "moved"
         mean, spread = self.null
-        return "independent" if self._reached <= mean + max(4 * spread, 0.05 * abs(mean)) else "moved"
+        margin = max(4 * spread, 0.05 * abs(self._reached))  # three draws know their spread only roughly
+        return "independent" if self.after <= mean + margin else "moved"
 
     def __repr__(self) -> str:
         """Say what was gained; the verdict is left out because it takes another search."""
