@@ -16,7 +16,7 @@ from torch import Tensor
 from onebasin.align.pair.assign import Assignment, Place, Vertex
 from onebasin.align.pair.overlap import Overlap, Point
 
-STEPS = 40  # Frank-Wolfe steps at most; it stops by itself after 2 to 30
+STEPS = 24  # Frank-Wolfe steps at most; related networks take 2 to 5, and unrelated ones gain little afterwards
 _FLAT = 1e-4  # a step that promises less than this part of the overlap ends the search: the polish is cheaper
 _SWEEPS = 100
 _NOISE = 1e-6  # gains below this part of the overlap are rounding, in float32
