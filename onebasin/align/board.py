@@ -157,6 +157,8 @@ def _classes(length: int, marks: list[Grid]) -> list[tuple[frozenset[Grid], Tens
     if not marks:
         return [(frozenset(), torch.arange(length))]
     inside = torch.stack([labels(grid, length) >= 0 for grid in marks])
+    if bool(inside.all()):
+        return [(frozenset(marks), torch.arange(length))]
     found = []
     for key in inside.unique(dim=1).T:
         places = (inside == key[:, None]).all(0).nonzero()[:, 0]

@@ -13,6 +13,7 @@ import torch
 from onebasin.align.board import Board
 from onebasin.align.crowd.view import View, Weights
 from onebasin.align.pair.assign import Vertex
+from onebasin.align.quiet import threads_for
 from onebasin.state import State
 from onebasin.symmetry import Symmetry
 
@@ -44,7 +45,8 @@ class Crew:
     def match(self, references: Sequence[State], features: Sequence[State], *, full: bool) -> list[Vertex | None]:
         """One vertex per member, or None for a member that stays."""
         if self._pool is None or len(features) == 1:
-            return [self.view.match(a, b, full=full) for a, b in zip(references, features, strict=True)]
+            with threads_for(self.view.assignment.widest):
+                return [self.view.match(a, b, full=full) for a, b in zip(references, features, strict=True)]
         tasks = [self._pool.submit(_work, a, b, full) for a, b in zip(references, features, strict=True)]
         return [task.result() for task in tasks]
 

@@ -10,6 +10,7 @@ from typing import Any, TypedDict
 
 from torch import Tensor, nn
 
+from onebasin.align.board import Board
 from onebasin.align.crowd.journal import fingerprint
 from onebasin.align.options import refuse_unknown
 from onebasin.align.pair.match import check_network
@@ -106,7 +107,7 @@ class Plan:
         if not len(population):
             raise InputError("expected at least one network to align, found an empty population")
         if self.fixed is not None:
-            check_network(symmetry, self.fixed, where="the reference")
+            check_network(Board.of(symmetry, statistics=True), self.fixed, where="the reference")
         if path is not None and Path(path).exists() and (Path(path).is_file() or any(Path(path).iterdir())):
             raise InputError(f"expected a new or empty folder for the result, but {path} is not: choose another path")
 

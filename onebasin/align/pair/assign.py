@@ -88,6 +88,11 @@ class Assignment:
         """Number of coordinates: copies * units."""
         return self.spaces[space].copies * self.spaces[space].size
 
+    @property
+    def widest(self) -> int:
+        """The largest number of coordinates of a space."""
+        return max((self.size(space) for space in range(len(self.spaces))), default=0)
+
     def family(self, root: int) -> list[int]:
         """A space and all that hang on it."""
         return [root, *itertools.chain.from_iterable(self.family(child) for child in self.children[root])]

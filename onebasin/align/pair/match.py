@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -14,13 +14,14 @@ from onebasin.align.board import STATISTICS, Board
 from onebasin.align.pair.assign import Assignment
 from onebasin.align.pair.overlap import Overlap
 from onebasin.align.pair.search import Found, polish, search
+from onebasin.align.quiet import threads_for
 from onebasin.align.scale.balance import balancing
 from onebasin.errors import InputError, SpecError
 from onebasin.state import State, check_finite, state_of
 from onebasin.symmetry import Element, Symmetry
 
 Spreads = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
-EFFORTS = ("full", "cheap")
+EFFORTS = ("full", "cheap", "thorough")
 SCALES = ("reference", "keep")
 _TIE = 1e-7  # overlaps closer than this, relatively, are equal up to rounding
 _NEAR = 0.25  # part of the overlap that is there from the start, from which networks count as close
@@ -39,9 +40,10 @@ class Match:
         after: overlap <a, g.b>, in the same scale.
         distance_before: |a - b|^2 over all weights as they were given.
         distance_after: |a - g.b|^2, likewise.
-        iterations: Frank-Wolfe steps.
+        iterations: Frank-Wolfe steps; 0 where growing was better or enough.
         sweeps: coordinate sweeps of the polish.
-        gap: what the last step could still have gained if the overlap were linear there; 0 without a search.
+        gap: what the last Frank-Wolfe step could still have gained if the overlap were linear there; 0 without one: no
+            space by itself can gain anything.
         exact: the overlap was linear in the element, so that a single assignment gave the true optimum.
     """
 
@@ -101,15 +103,17 @@ def match(
 ) -> Match:
     """Find the element g of the symmetry that brings g.b closest to a, over permutations, signs and scales.
 
-    Maximises <a, g.b> by Frank-Wolfe from the barycentre of the group with exact line search, then one space after
-    the other. Positive scales have no best overlap: both networks are first brought to their lightest form
-    (`balance`) and compared there; then b is given the scales of a, or keeps its own where it is closer with them.
+    Maximises <a, g.b> from the barycentre of the group: by growing (one space after the other, the rest in the
+    mean) and by Frank-Wolfe with exact line search, then by coordinate ascent; the best is kept. Positive scales
+    have no best overlap: both networks are first brought to their lightest form (`balance`) and compared there;
+    then b is given the scales of a, or keeps its own where it is closer with them.
 
     Args:
         a: the network that stays; a State or a module.
         b: the network that moves. Neither is changed.
         symmetry: found by `discover` for their architecture.
-        effort: "full", or "cheap" for coordinate ascent from where b is: quicker, and often stuck.
+        effort: "full"; "cheap" for coordinate ascent from where b is: often stuck; "thorough" for Frank-Wolfe also
+            where it takes long and seldom helps, in wide feed-forward networks.
         restarts: further searches from random places; the best result is kept.
         seed: for the restarts and the verdict.
         scale: "reference" as above; "keep" leaves all scales as they are.
@@ -131,9 +135,10 @@ def match(
     bare, kept = _lightest(symmetry, left, right, std) if scale == "reference" and symmetry.dimensions else (None, None)
     first, second, spreads = kept or (left, right, std)
     assignment = Assignment(board, plain=std is not None)
-    overlap = Overlap(board, assignment, first, second, std=spreads)
-    found = _search(overlap, effort, restarts, seed)
-    home = overlap.value(assignment.identity())
+    with threads_for(assignment.widest):
+        overlap = Overlap(board, assignment, first, second, std=spreads)
+        found = _search(overlap, effort, restarts, seed)
+        home = overlap.value(assignment.identity())
     moved = found.value > home + _TIE * abs(home)
     element = assignment.element(found.vertex) if moved else symmetry.identity()
     after = _inner(board, first, symmetry.apply(element, second))
@@ -191,21 +196,21 @@ def _unrelated(board: Board, sides: tuple[State, State, Spreads | None], effort:
     return tuple(reached)
 
 
-def check_network(symmetry: Symmetry, state: Mapping[str, Tensor], *, where: str) -> None:
-    """Raise unless a network fits the symmetry, is finite, and has no negative variance."""
-    board = Board.of(symmetry, statistics=True)
+def check_network(board: Board, state: Mapping[str, Tensor], *, where: str) -> None:
+    """Raise unless a network fits the symmetry, is finite, and has no negative variance; `board` knows statistics."""
     board.check(state, where=where)
-    check_finite({name: state[name] for name in symmetry.shapes}, where=where)
+    check_finite({name: state[name] for name in board.symmetry.shapes}, where=where)
     for block in board.blocks:
         if any(foot.shift for foot in block.feet) and bool((state[block.tensor] < 0).any()):
             raise SpecError(f"{where} has negative variances in {block.tensor}: its batch norm cannot be run")
 
 
 def _check(symmetry: Symmetry, a: State, b: State, std: Spreads | None) -> None:
-    check_network(symmetry, a, where="the first network")
-    check_network(symmetry, b, where="the second network")
+    board = Board.of(symmetry, statistics=True)
+    check_network(board, a, where="the first network")
+    check_network(board, b, where="the second network")
     for where, state in zip(("the first std", "the second std"), std or (), strict=False):
-        Board.of(symmetry).check(state, where=where)
+        board.check(state, where=where)
         check_finite(dict(state), where=where)
 
 
@@ -228,7 +233,9 @@ def lightest(board: Board, state: Mapping[str, Tensor]) -> Element:
 
 def _search(overlap: Overlap, effort: str, restarts: int, seed: int) -> Found:
     generator = torch.Generator().manual_seed(seed)
-    found = search(overlap, restarts=restarts, generator=generator) if effort == "full" else None
+    found = None
+    if effort != "cheap":
+        found = search(overlap, restarts=restarts, generator=generator, thorough=effort == "thorough")
     home = overlap.assignment.identity()
     if found is not None and overlap.value(home) < _NEAR * found.value:
         return found
@@ -244,18 +251,18 @@ def weights_of(board: Board) -> list[str]:
 
 
 def _inner(board: Board, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """<a, b> over all weights, in float64."""
-    return sum(
-        float((a[name].cpu().double() * b[name].cpu().double()).sum())
-        for name in weights_of(board)
-        if a[name].is_floating_point()
-    )
+    """<a, b> over all weights; products as precise as the weights, sums in float64."""
+    return sum(float((x * y).sum(dtype=torch.float64)) for x, y in _pairs(board, a, b))
 
 
 def _distance(board: Board, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """|a - b|^2 over all weights, in float64."""
-    return sum(
-        float((a[name].cpu().double() - b[name].cpu().double()).square().sum())
-        for name in weights_of(board)
-        if a[name].is_floating_point()
-    )
+    """|a - b|^2 over all weights, likewise."""
+    return sum(float((x - y).square().sum(dtype=torch.float64)) for x, y in _pairs(board, a, b))
+
+
+def _pairs(board: Board, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both networks' weights on the CPU, since some devices have no float64; at least float32."""
+    for name in weights_of(board):
+        if a[name].is_floating_point():
+            dtype = torch.promote_types(torch.float32, torch.promote_types(a[name].dtype, b[name].dtype))
+            yield a[name].to("cpu", dtype), b[name].to("cpu", dtype)

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.align.board import Board
+from onebasin.align.quiet import one_thread
 from onebasin.align.scale.balance_report import Balanced, Dead, Notes, sentences
 from onebasin.align.scale.live import loose
 from onebasin.align.scale.mass import Point
 from onebasin.align.scale.norm_scale import empty, holds, without_held_biases
-from onebasin.align.scale.quiet import one_thread
 from onebasin.align.scale.settle import Settled, settle
 from onebasin.align.scale.squares import Layout
 from onebasin.errors import InputError

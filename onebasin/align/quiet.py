@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -38,3 +38,11 @@ def one_thread() -> Iterator[None]:
             last = _INSIDE.pop()  # they are alike but for the first, which is popped last
             if not _INSIDE:
                 torch.set_num_threads(last)
+
+
+WIDE = 512  # from so many units on matrix products outweigh the waiting
+
+
+def threads_for(units: int) -> AbstractContextManager[None]:
+    """One thread while the widest space is narrow, all of them for wide ones."""
+    return nullcontext() if units >= WIDE else one_thread()
