@@ -6,16 +6,19 @@ import signal
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
+from numpy.typing import NDArray
 
 from onebasin.align.board import Board
 from onebasin.align.crowd.view import View, Weights
-from onebasin.align.pair.assign import Vertex
+from onebasin.align.pair.assign import Place, Vertex
 from onebasin.align.quiet import threads_for
 from onebasin.state import State
 from onebasin.symmetry import Symmetry
+
+Array = NDArray[Any]
 
 
 class Crew:
@@ -44,11 +47,31 @@ class Crew:
 
     def match(self, references: Sequence[State], features: Sequence[State], *, full: bool) -> list[Vertex | None]:
         """One vertex per member, or None for a member that stays."""
+        references = [_as_precise(a, b) for a, b in zip(references, features, strict=True)]
         if self._pool is None or len(features) == 1:
             with threads_for(self.view.assignment.widest):
                 return [self.view.match(a, b, full=full) for a, b in zip(references, features, strict=True)]
-        tasks = [self._pool.submit(_work, a, b, full) for a, b in zip(references, features, strict=True)]
-        return [task.result() for task in tasks]
+        # Arrays and not tensors: those would travel as file handles, of which a process has few.
+        tasks = [
+            self._pool.submit(_work, _arrays(a), _arrays(b), full) for a, b in zip(references, features, strict=True)
+        ]
+        return [
+            None if found is None else [Place(torch.from_numpy(x), torch.from_numpy(y)) for x, y in found]
+            for found in (task.result() for task in tasks)
+        ]
+
+
+def _as_precise(reference: State, features: State) -> State:
+    """A sum in float64 is rounded once, here, so that every worker sees the same."""
+    return {
+        name: reference[name].to(torch.promote_types(torch.float32, value.dtype)) for name, value in features.items()
+    }
+
+
+def _arrays(state: State) -> dict[str, Array]:
+    return {
+        name: (value if value.dtype.itemsize >= 4 else value.float()).cpu().numpy() for name, value in state.items()
+    }
 
 
 _VIEW: list[Weights] = []  # of a worker process
@@ -60,5 +83,7 @@ def _start(symmetry: str) -> None:
     _VIEW.append(Weights(Board.of(Symmetry.from_json(symmetry))))
 
 
-def _work(reference: State, features: State, full: bool) -> Vertex | None:
-    return _VIEW[0].match(reference, features, full=full)
+def _work(reference: dict[str, Array], features: dict[str, Array], full: bool) -> list[tuple[Array, Array]] | None:
+    a, b = ({name: torch.from_numpy(value) for name, value in x.items()} for x in (reference, features))
+    found = _VIEW[0].match(a, b, full=full)
+    return None if found is None else [(place.source.numpy(), place.signs.numpy()) for place in found]

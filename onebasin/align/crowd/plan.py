@@ -32,7 +32,8 @@ class Options(TypedDict, total=False):
             The default is "reference" where a network is given as reference, else "balanced".
         sweeps: of the consensus, at most (50).
         tolerance: stop when a sweep gains less than this part of the overlap (1e-3); 0 goes on until nothing moves.
-        workers: processes that match (1); with more, a script needs `if __name__ == "__main__":`.
+        workers: processes that match (1). More pay where a match takes longer than the network takes to travel, in
+            deep or wide networks; a script then needs `if __name__ == "__main__":`.
         progress: called with (members done in this sweep, members, what is being done).
         model: for by="activations", the model ...
         inputs: ... the inputs it is run on ...
