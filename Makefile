@@ -4,6 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
+BENCHMARKS := discovery apply population alignment geometry paper_compact
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types unit bench docs format clean
 
@@ -34,8 +36,8 @@ types: setup
 unit: setup
 	$(BIN)/pytest -n 2 $(TESTS)
 
-bench: setup  ## the benchmarks, one table each
-	@for file in benchmarks/[a-z]*.py; do $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done
+bench: setup  ## the benchmarks, one table each; peers get environments of their own in .peers
+	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 docs: setup  ## rewrite what is generated: docs/cli.md and the sample output in README.md
 	$(BIN)/python docs/generate.py
@@ -45,5 +47,5 @@ format: setup  ## let ruff fix and format
 	$(BIN)/ruff format .
 
 clean:  ## remove everything that make made
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis onebasin-demo
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis onebasin-demo .peers .cache
 	find onebasin tests benchmarks docs examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import onebasin as ob
 from onebasin.align.senses.covariance import Covariance, Reference, activations, cross_covariance
 from onebasin.align.senses.sensing import Senses, transformed
+from onebasin.calling import call_arguments
 from onebasin.errors import InputError, SpecError, SymmetryError
-from onebasin.predict.batches import call_of
 from onebasin.predict.taps import READ, WRITTEN, Tap, find_cut
 from onebasin.symmetry import Grid
 
@@ -114,7 +114,7 @@ def test_activations_move_as_the_group_says(case: str) -> None:
     """For a random element of the whole group, and for what is shown of every space."""
     model, inputs, symmetry = discovered(case)
     state, element = doubled(model), symmetry.random(3)
-    senses, call = Senses(model, symmetry), call_of(inputs)
+    senses, call = Senses(model, symmetry), call_arguments(inputs)
     before, after = senses.of(state)(call), senses.of(symmetry.apply(element, state))(call)
     quick = transformed(before, symmetry, element)
     gone, written = READABLE[case]

@@ -12,12 +12,12 @@ from onebasin.align.board import Board
 from onebasin.align.pair.match import SCALES, Match, match, weights_of
 from onebasin.align.path.report import BarrierReport, barrier_report
 from onebasin.align.transpositions import Transpositions, transpositions
+from onebasin.calling import call_arguments
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, one_network
 from onebasin.cli.options import debug, progress
 from onebasin.cli.tables import chance, short, swaps, table
 from onebasin.errors import InputError
-from onebasin.predict.batches import call_of
 from onebasin.predict.forward import Bound
 from onebasin.state import State, flatten
 from onebasin.symmetry import Element, Space, Symmetry
@@ -175,7 +175,7 @@ def _function_error(known: Known, b: State, element: Element) -> tuple[float | N
     if known.model is None or known.inputs is None:
         return None, "there is no model with an example input; give --model and --input"
     wide = {name: value.double() if value.is_floating_point() else value for name, value in b.items()}
-    call = call_of(known.inputs)
+    call = call_arguments(known.inputs)
     try:
         before = Bound(known.model, wide)(call)
         after = Bound(known.model, known.symmetry.apply(element, wide))(call)

@@ -1,6 +1,7 @@
 """What networks compute: outputs, losses and statistics of a model with given weights."""
 
-from onebasin.predict.batches import Inputs, examples_in
+from onebasin.calling import Inputs
+from onebasin.predict.batches import examples_in
 from onebasin.predict.crowd import predictions
 from onebasin.predict.forward import outputs
 from onebasin.predict.losses import Loss, Score, losses, score

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onebasin.calling import Call
 from onebasin.errors import InputError
-from onebasin.predict.batches import Call, moved
+from onebasin.predict.batches import moved
 from onebasin.predict.forward import as_seen, check_fits, described, fixed_buffers, floating_dtype, undisturbed
 from onebasin.predict.taps import READ, WRITTEN, Contraction, Cut, Exponents, Tap, contraction, find_cut
 from onebasin.state import State

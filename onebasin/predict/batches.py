@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from onebasin.calling import Call, Inputs, call_arguments
 from onebasin.errors import InputError
-
-Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
-Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
-
-
-def call_of(inputs: Inputs) -> Call:
-    """Split `inputs` into positional and keyword arguments.
-
-    >>> call_of((1, 2)), call_of({"x": 1})
-    (((1, 2), {}), ((), {'x': 1}))
-    """
-    if isinstance(inputs, Tensor):
-        return (inputs,), {}
-    if isinstance(inputs, tuple | list):
-        return tuple(inputs), {}
-    if isinstance(inputs, Mapping):
-        return (), dict(inputs)
-    raise InputError(
-        f"inputs must be a tensor, a tuple of positional or a dict of keyword inputs, found {type(inputs).__name__}: "
-        "wrap several inputs as (x, y) or {'x': x, 'y': y}"
-    )
 
 
 def examples_in(inputs: Inputs) -> int:
@@ -39,7 +19,7 @@ def examples_in(inputs: Inputs) -> int:
     >>> examples_in((torch.zeros(5, 2), torch.zeros(5)))
     5
     """
-    tensors = [leaf for leaf in tree_leaves(call_of(inputs)) if isinstance(leaf, Tensor) and leaf.dim()]
+    tensors = [leaf for leaf in tree_leaves(call_arguments(inputs)) if isinstance(leaf, Tensor) and leaf.dim()]
     lengths = {len(tensor) for tensor in tensors}
     if len(lengths) != 1 or lengths == {0}:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensor"
@@ -60,7 +40,7 @@ def batches(inputs: Inputs, size: int) -> Iterator[tuple[slice, Call]]:
     """
     if size < 1:
         raise InputError(f"a batch has at least 1 example, found {size}: leave batch out for 1000")
-    count, call = examples_in(inputs), call_of(inputs)
+    count, call = examples_in(inputs), call_arguments(inputs)
     pieces = -(-count // size)
     start = 0
     for piece in range(pieces):

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from onebasin.calling import Call, Inputs
 from onebasin.errors import InputError
 from onebasin.population import Population
-from onebasin.predict.batches import Call, Inputs, batches, moved
+from onebasin.predict.batches import batches, moved
 from onebasin.predict.forward import (
     BATCH,
     Bound,

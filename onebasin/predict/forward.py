@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from onebasin.calling import Call, Inputs, evaluation_mode
 from onebasin.errors import InputError, SpecError
-from onebasin.predict.batches import Call, Inputs, batches, moved
+from onebasin.predict.batches import batches, moved
 from onebasin.state import State, TensorSpec, as_spec, check_spec, spec_of
 
 BATCH = 1000  # examples per forward pass: enough to fill a processor, small against memory
@@ -173,27 +174,6 @@ def described(call: Call) -> str:
 
 @contextlib.contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, without gradient; on exit every module and the global generator are as before.
-
-    Flags are set directly, because a `train()` override may do more than flip a flag. Attributes are put back one by
-    one: a forward pass may leave notes, and swapping weights in and out of a shared module leaves the wrong ones.
-    """
-    before = [(module, dict(vars(module))) for module in model.modules()]
-    held: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (members, dict(members))
-        for module, _ in before
-        for members in (module._parameters, module._buffers, module._modules)
-    ]
-    try:
-        for module, _ in before:
-            vars(module)["training"] = False
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        for module, attributes in before:
-            vars(module).clear()
-            vars(module).update(attributes)
-        for members, content in held:
-            if [(key, id(value)) for key, value in members.items()] != [(k, id(v)) for k, v in content.items()]:
-                members.clear()
-                members.update(content)
+    """Evaluation mode, without gradient; on exit every module and the global generator are as before."""
+    with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        yield

@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onebasin.calling import Inputs
 from onebasin.errors import InputError
-from onebasin.predict.batches import Inputs, batches, examples_in
+from onebasin.predict.batches import batches, examples_in
 from onebasin.predict.forward import BATCH, Bound
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onebasin.calling import Inputs
 from onebasin.state import state_of
 from onebasin.symmetry import assemble, exponents, fibres
 from onebasin.symmetry.axes import Atom, Reason, atoms, resolve
@@ -21,7 +22,7 @@ from onebasin.symmetry.rules.pointwise import plain
 from onebasin.symmetry.unread import hold
 from onebasin.symmetry.verify import proven
 from onebasin.symmetry.weave import Value, Weave
-from onebasin.trace import Graph, Inputs, Node, trace
+from onebasin.trace import Graph, Node, trace
 
 SHAPE_ONLY = {"full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 # Positions must not be mistaken for values: at position 0 a sine is zero and a cosine is one for every frequency.

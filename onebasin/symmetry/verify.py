@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from onebasin.calling import Inputs, call_arguments, evaluation_mode
 from onebasin.errors import SymmetryError
 from onebasin.state import State, state_of
 from onebasin.symmetry.element import Element
 from onebasin.symmetry.group import Symmetry
 from onebasin.symmetry.space import FREEDOMS
-from onebasin.trace import Inputs, call_arguments, evaluation_mode, shared_memory
+from onebasin.trace import shared_memory
 
 TOLERANCE = 1e-9
 DRAWS = 2

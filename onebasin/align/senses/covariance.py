@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.align.senses.sensing import Senses
+from onebasin.calling import Call, Inputs, call_arguments
 from onebasin.errors import InputError
 from onebasin.predict.activations import Activations
-from onebasin.predict.batches import Call, Inputs, batches, call_of
+from onebasin.predict.batches import batches
 from onebasin.predict.taps import Exponents
 from onebasin.symmetry import Symmetry
 
@@ -144,7 +145,7 @@ def _calls(inputs: Data, batch: int) -> Iterator[Call]:
     empty = True
     for item in inputs:
         empty = False
-        yield call_of(item)
+        yield call_arguments(item)
     if empty:
         raise InputError("expected at least one batch of inputs, found none: an iterator can be used only once")
 

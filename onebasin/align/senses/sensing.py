@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from onebasin.calling import Call
 from onebasin.errors import SymmetryError
 from onebasin.predict.activations import Activations, Reader
-from onebasin.predict.batches import Call
 from onebasin.predict.taps import Exponents, Tap
 from onebasin.state import as_spec
 from onebasin.symmetry import Element, Leg, Space, Symmetry
