@@ -16,33 +16,14 @@ from onebasin.align.form.sign_rule import _eliminate
 from onebasin.errors import InputError, SpecError
 from onebasin.symmetry import Grid
 
-from .models import BATTERY
+from .test_balance import State, found, outputs
 
-CASES = {case.name: case for case in BATTERY}
 MODELS = [
     "mlp_relu", "mlp_tanh", "residual_mlp_prenorm", "bilinear_gate", "weight_norm_tanh", "repeated_linear_relu",
     "conv_flatten", "grouped", "densenet_bn", "resnet_bn", "resnet_group_4", "bn_mlp_tanh", "gru_learned_start",
     "lstm_projected", "attention_fused", "decoder_gqa",
 ]  # fmt: skip
 FORMS = [(scale, order) for scale in ("unit-norm", "balanced") for order in ("max", "first", "norm", "mean")]
-State = dict[str, Tensor]
-
-
-@functools.cache
-def found(name: str) -> tuple[nn.Module, State, ob.Symmetry]:
-    model = CASES[name].build()
-    symmetry = ob.discover(model, CASES[name].inputs())
-    model = model.double()
-    return model, model.state_dict(), symmetry
-
-
-def outputs(name: str, state: State) -> Tensor:
-    model, _, _ = found(name)
-    inputs = CASES[name].inputs()
-    inputs = inputs if isinstance(inputs, tuple) else (inputs,)
-    inputs = tuple(x.double() if x.is_floating_point() else x for x in inputs)
-    made = torch.func.functional_call(model, state, inputs)
-    return torch.cat([x.reshape(-1) for x in (made if isinstance(made, tuple | list) else (made,))])
 
 
 def same(one: State, other: State) -> None:
