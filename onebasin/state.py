@@ -62,6 +62,18 @@ def state_of(module: nn.Module) -> State:
     return {name: value.detach() for name, value in module.state_dict().items() if isinstance(value, Tensor)}
 
 
+def as_state(network: Mapping[str, Tensor] | nn.Module) -> State:
+    """Return a module or a mapping of tensors as a State without gradients; nothing is copied.
+
+    >>> as_state({"w": nn.Parameter(torch.zeros(2))})
+    {'w': tensor([0., 0.])}
+    """
+    if isinstance(network, nn.Module):
+        return state_of(network)
+    spec_of(network)  # refuses what is no tensor
+    return {name: tensor.detach() for name, tensor in network.items()}
+
+
 def spec_of(state: Mapping[str, Tensor]) -> Spec:
     """Return shape and dtype of each tensor, in the order of `state`."""
     wrong = [name for name, value in state.items() if not isinstance(value, Tensor) or value.layout != torch.strided]

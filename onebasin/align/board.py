@@ -28,6 +28,11 @@ from onebasin.symmetry.act import labels
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
+def is_statistic(name: str) -> bool:
+    """Whether a tensor is a running mean or variance, or their counter."""
+    return name.rsplit(".", 1)[-1] in STATISTICS
+
+
 @dataclass(frozen=True)
 class Foot:
     """A leg inside a block: its space, the dims that hold (parents..., unit), and how factors act there."""
@@ -98,7 +103,7 @@ class Board:
                 legs.setdefault(leg.tensor, []).append((number, leg))
         blocks = []
         for name, found in legs.items():
-            if not statistics and name.rsplit(".", 1)[-1] in STATISTICS:
+            if not statistics and is_statistic(name):
                 continue
             if name not in symmetry.shapes:
                 raise SymmetryError(f"space {symmetry.spaces[found[0][0]].name!r} stands on {name}, whose shape the "

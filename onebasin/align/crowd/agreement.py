@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onebasin.align.board import STATISTICS
+from onebasin.align.board import is_statistic
 from onebasin.align.crowd.view import norm
 from onebasin.population import Population
 from onebasin.state import State
@@ -56,7 +56,7 @@ def agreement(symmetry: Symmetry, population: Population, reference: Mapping[str
 
 def _weights(symmetry: Symmetry, population: Population) -> list[str]:
     floating = [name for name, spec in population.spec.items() if spec.dtype.is_floating_point]
-    return [name for name in floating if name in symmetry.shapes and name.rsplit(".", 1)[-1] not in STATISTICS]
+    return [name for name in floating if name in symmetry.shapes and not is_statistic(name)]
 
 
 def _sums(blocks: Iterable[State], weights: list[str]) -> tuple[State, float]:
@@ -82,5 +82,5 @@ def _residual(population: Population, weights: list[str], centre: Mapping[str, T
     for start, block in population.blocks():
         for name in weights:
             apart = (block[name].cpu().double() - centre[name].cpu().double()).square()
-            found[start : start + len(apart)] += apart.flatten(1).sum(1).cpu()
+            found[start : start + len(apart)] += apart.flatten(1).sum(1)
     return found

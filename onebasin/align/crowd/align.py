@@ -149,7 +149,7 @@ def _run(
     """Match everybody; by activations once more for units that show only when the others are in place."""
     view = _view(frame.symmetry, plan)
     with Crew(view, plan.workers) as crew:
-        target = _target(frame, view, crew, plan, home)
+        target = _target(frame, crew, plan, home)
         at = journal.resume()
         while True:
             crew.view = view if at.stage == 0 or not isinstance(view, Activity) else view.second(frame.first())
@@ -177,7 +177,7 @@ def _home(frame: Frame, plan: Plan) -> Element:
     return lightest(Board.of(frame.symmetry, statistics=True), state)
 
 
-def _target(frame: Frame, view: View, crew: Crew, plan: Plan, home: Element | None) -> State | None:
+def _target(frame: Frame, crew: Crew, plan: Plan, home: Element | None) -> State | None:
     """The network to match to, in the scale of comparison; None for a consensus."""
     if plan.reference == "consensus":
         return None

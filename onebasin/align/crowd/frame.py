@@ -16,8 +16,6 @@ from onebasin.symmetry import Element, Symmetry
 from onebasin.symmetry.act import apply_block
 from onebasin.symmetry.algebra import Wide
 
-_BALANCED = 1e-9  # imbalance that matching does not see
-
 
 class Frame:
     """A population and one element per member; members are read when asked for, and never changed."""
@@ -45,11 +43,10 @@ class Frame:
             for name, values in block.items():
                 flat = values.cpu().reshape(len(values), -1)
                 flat = torch.view_as_real(flat).flatten(1) if flat.is_complex() else flat
-                digest.update(name.encode() + flat.double().sum(1).numpy().tobytes())
-            for row in range(len(next(iter(block.values())))):
-                member = {name: block[name][row] for name in board.tensors}
-                if not all(bool(torch.isfinite(value.sum())) for value in member.values()):
-                    check_finite(member, where=f"member {start + row}")
+                sums = flat.double().sum(1)
+                digest.update(name.encode() + sums.numpy().tobytes())
+                for row in (~torch.isfinite(sums)).nonzero()[:, 0].tolist() if name in board.tensors else ():
+                    check_finite({name: values[row]}, where=f"member {start + row}")
         return digest.hexdigest()
 
     def balance(self) -> None:
@@ -58,7 +55,7 @@ class Frame:
             return
         board = Board.of(self.symmetry, statistics=True)
         for start, block in self.population.blocks():
-            found = balancing(board, block, tolerance=_BALANCED)
+            found = balancing(board, block)
             for name, factor in found.factors.items():
                 self.elements.factors[name][:, start : start + factor.shape[1]] = factor
 

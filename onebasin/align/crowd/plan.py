@@ -16,7 +16,7 @@ from onebasin.align.options import refuse_unknown
 from onebasin.align.pair.match import check_network
 from onebasin.errors import InputError
 from onebasin.population import Population
-from onebasin.state import State, state_of
+from onebasin.state import as_state
 from onebasin.symmetry import Symmetry
 
 REFERENCES = ("consensus", "first", "medoid")
@@ -68,7 +68,7 @@ class Plan:
         """Refuse what nobody knows or nobody can use."""
         refuse_unknown(options, [*Options.__annotations__, "reference", "by", "path"], "align")
         self.reference = reference if isinstance(reference, str) else None
-        self.fixed = None if isinstance(reference, str) else _state(reference)
+        self.fixed = None if isinstance(reference, str) else as_state(reference)
         self.scale = options.get("scale", "balanced" if self.fixed is None else "reference")
         self.by, self.options = by, options
         self.sweeps, self.tolerance = options.get("sweeps", SWEEPS), options.get("tolerance", TOLERANCE)
@@ -119,9 +119,3 @@ class Plan:
             **{"sweeps": self.sweeps, "tolerance": self.tolerance, "kind": self.options.get("kind", "uncentred")},
             **{"inputs": fingerprint(self.options.get("inputs"))},
         }
-
-
-def _state(reference: Mapping[str, Tensor] | nn.Module) -> State:
-    if isinstance(reference, nn.Module):
-        return state_of(reference)
-    return {name: tensor.detach() for name, tensor in reference.items()}

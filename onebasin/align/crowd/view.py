@@ -16,11 +16,9 @@ from torch import Tensor
 from onebasin.align.board import Board
 from onebasin.align.pair.assign import Assignment, Vertex
 from onebasin.align.pair.overlap import Overlap
-from onebasin.align.pair.search import polish, search
+from onebasin.align.pair.search import is_better, polish, search
 from onebasin.state import State
 from onebasin.symmetry import Symmetry
-
-_TIE = 1e-7  # overlaps closer than this, relatively, are equal up to rounding
 
 
 class View(Protocol):
@@ -65,7 +63,7 @@ class Weights:
         else:
             found = search(overlap)
             vertex, value = found.vertex, found.value
-        return vertex if value > start + _TIE * abs(start) else None
+        return vertex if is_better(value, start) else None
 
 
 def _restricted(board: Board) -> Symmetry:

@@ -109,6 +109,13 @@ class Assignment:
         seen = [number for number, on in enumerate(self.characters[space][character]) if on]
         return place.signs[seen].prod(0) if seen else None
 
+    def taken(self, matrix: Tensor, place: Place, space: int, character: int) -> float:
+        """What a place takes of gains (N, N): the sum of chi(x) * matrix[x, source(x)]."""
+        rows = torch.arange(len(place.source), device=matrix.device)
+        picked = matrix[rows, place.source.to(matrix.device)].cpu().double()
+        chi = self.chi(place, space, character)
+        return float(picked.sum() if chi is None else (picked * chi.to(picked)).sum())
+
     def best(self, gains: Sequence[Tensor], root: int) -> tuple[dict[int, Place], float]:
         """Solve the tree under a root.
 
@@ -176,19 +183,19 @@ class Assignment:
 
     def _copies(self, space: int, child: int, new: tuple[int, int], old: tuple[int, int]) -> list[tuple[int, int]]:
         """Copies (new, old) of a child that lie in these units; rigid parents keep their index."""
-        known = [name for name, _ in self.spaces[space].parents]
+        names = [name for name, _ in self.spaces[space].parents]
         sizes = [size for _, size in self.spaces[space].parents]
-        where = [dict(zip(known, _unravel(copy, sizes), strict=True)) for copy, _ in (new, old)]
-        for place, (_, unit) in zip(where, (new, old), strict=True):
-            place[self.spaces[space].name] = unit
+        where: list[dict[str, int]] = []
+        for copy, unit in (new, old):
+            outer = map(int, np.unravel_index(copy, sizes))
+            where.append({**dict(zip(names, outer, strict=True)), self.spaces[space].name: unit})
         parents = self.spaces[child].parents
         free = [(name, size) for name, size in parents if name not in where[0]]
         found = []
         for values in itertools.product(*[range(size) for _, size in free]):
             both = [{**place, **dict(zip([name for name, _ in free], values, strict=True))} for place in where]
-            new_copy, old_copy = (
-                _ravel([place[name] for name, _ in parents], [s for _, s in parents]) for place in both
-            )
+            indices = [tuple(place[name] for name, _ in parents) for place in both]
+            new_copy, old_copy = (int(np.ravel_multi_index(index, [s for _, s in parents])) for index in indices)
             found.append((new_copy, old_copy))
         return found
 
@@ -234,18 +241,3 @@ def _assign(gain: Numbers) -> NDArray[np.int64]:
     cost -= cost.min(0)
     order: NDArray[np.int64] = linear_sum_assignment(cost)[1]
     return order
-
-
-def _unravel(index: int, sizes: list[int]) -> list[int]:
-    found = []
-    for size in reversed(sizes):
-        index, left = divmod(index, size)
-        found.append(left)
-    return found[::-1]
-
-
-def _ravel(indices: Sequence[int], sizes: list[int]) -> int:
-    total = 0
-    for index, size in zip(indices, sizes, strict=True):
-        total = total * size + index
-    return total

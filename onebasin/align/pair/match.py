@@ -10,23 +10,21 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from onebasin.align.board import STATISTICS, Board
+from onebasin.align.board import Board, is_statistic
 from onebasin.align.pair.assign import Assignment
 from onebasin.align.pair.overlap import Overlap
-from onebasin.align.pair.search import Found, polish, search
+from onebasin.align.pair.search import Found, is_better, polish, search
 from onebasin.align.quiet import threads_for
 from onebasin.align.scale.balance import balancing
 from onebasin.errors import InputError, SpecError
-from onebasin.state import State, check_finite, state_of
+from onebasin.state import State, as_state, check_finite
 from onebasin.symmetry import Element, Symmetry
 
 Spreads = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 EFFORTS = ("full", "cheap", "thorough")
 SCALES = ("reference", "keep")
-_TIE = 1e-7  # overlaps closer than this, relatively, are equal up to rounding
 _NEAR = 0.25  # part of the overlap that is there from the start, from which networks count as close
 _SAME = 1e-9  # what is left of a distance when only rounding is left
-_BALANCED = 1e-9  # imbalance that matching does not see
 _NULLS = 3  # searches against scrambled copies that say what unrelated networks reach
 
 
@@ -129,7 +127,7 @@ def match(
             f"expected effort in {EFFORTS}, scale in {SCALES} and restarts >= 0, found {effort!r}, {scale!r} and "
             f"{restarts}"
         )
-    left, right = (_plain(x) for x in (a, b))
+    left, right = as_state(a), as_state(b)
     board = Board.of(symmetry)
     _check(symmetry, left, right, std)
     bare, kept = _lightest(symmetry, left, right, std) if scale == "reference" and symmetry.dimensions else (None, None)
@@ -139,7 +137,7 @@ def match(
         overlap = Overlap(board, assignment, first, second, std=spreads)
         found = _search(overlap, effort, restarts, seed)
         home = overlap.value(assignment.identity())
-    moved = found.value > home + _TIE * abs(home)
+    moved = is_better(found.value, home)
     element = assignment.element(found.vertex) if moved else symmetry.identity()
     after = _inner(board, first, symmetry.apply(element, second))
     element, distance = _scaled(board, left, right, element, bare)
@@ -157,11 +155,6 @@ def match(
         moved,
         partial(_unrelated, board, (first, second, spreads), effort, seed),
     )
-
-
-def _plain(network: Mapping[str, Tensor] | nn.Module) -> State:
-    """A network as a State without gradients."""
-    return state_of(network) if isinstance(network, nn.Module) else {n: t.detach() for n, t in network.items()}
 
 
 def _scaled(
@@ -191,8 +184,9 @@ def _unrelated(board: Board, sides: tuple[State, State, Spreads | None], effort:
             return {n: state[n].reshape(-1)[p.to(state[n].device)].reshape(state[n].shape) for n, p in places.items()}
 
         spreads = None if std is None else (std[0], shuffled(std[1]))
-        overlap = Overlap(board, assignment, a, shuffled(b), std=spreads)
-        reached.append(_search(overlap, effort, 0, seed).value * overlap.unit)
+        with threads_for(assignment.widest):
+            overlap = Overlap(board, assignment, a, shuffled(b), std=spreads)
+            reached.append(_search(overlap, effort, 0, seed).value * overlap.unit)
     return tuple(reached)
 
 
@@ -228,7 +222,7 @@ def _lightest(
 
 def lightest(board: Board, state: Mapping[str, Tensor]) -> Element:
     """The scales that balance one network; `board` must know the statistics."""
-    return balancing(board, {name: tensor[None] for name, tensor in state.items()}, tolerance=_BALANCED).member(0)
+    return balancing(board, {name: tensor[None] for name, tensor in state.items()}).member(0)
 
 
 def _search(overlap: Overlap, effort: str, restarts: int, seed: int) -> Found:
@@ -247,7 +241,7 @@ def _search(overlap: Overlap, effort: str, restarts: int, seed: int) -> Found:
 
 def weights_of(board: Board) -> list[str]:
     """Names of all tensors that count as weights: the statistics of batch norms do not."""
-    return [name for name in board.symmetry.shapes if name.rsplit(".", 1)[-1] not in STATISTICS]
+    return [name for name in board.symmetry.shapes if not is_statistic(name)]
 
 
 def _inner(board: Board, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

@@ -240,10 +240,7 @@ def _entry(matrix: Tensor, point: Point, character: int, assignment: Assignment,
     """<matrix, X_character>."""
     if isinstance(point, Tensor):
         return float(torch.dot(matrix.reshape(-1), point[character].reshape(-1)))
-    rows = torch.arange(len(point.source), device=matrix.device)
-    picked = matrix[rows, point.source.to(matrix.device)].cpu().double()
-    chi = assignment.chi(point, space, character)
-    return float(picked.sum() if chi is None else (picked * chi.to(picked)).sum())
+    return assignment.taken(matrix, point, space, character)
 
 
 def _largest(board: Board, state: Mapping[str, Tensor]) -> float:

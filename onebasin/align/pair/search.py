@@ -16,13 +16,18 @@ from torch import Tensor
 
 from onebasin.align.pair.assign import Assignment, Place, Vertex
 from onebasin.align.pair.overlap import Overlap, Point
-from onebasin.align.quiet import threads_for
 
 STEPS = 24  # Frank-Wolfe steps at most; related networks take 2 to 5, and unrelated ones gain little afterwards
 _FLAT = 1e-4  # a step that promises less than this part of the overlap ends the search: the polish is cheaper
 _SWEEPS = 100
+_TIE = 1e-7  # overlaps closer than this, relatively, are equal up to rounding
 _NARROW = 256  # up to this width a descent takes a tenth of a second
 _NOISE = 1e-6  # gains below this part of the overlap are rounding, in float32
+
+
+def is_better(value: float, than: float) -> bool:
+    """Whether an overlap is larger by more than rounding."""
+    return value > than + _TIE * abs(than)
 
 
 @dataclass(frozen=True)
@@ -209,20 +214,19 @@ def search(
     wide feed-forward networks it takes ten times as long as growing and seldom ends higher: there it runs if the
     search is `thorough`, or together with `restarts` from points between the barycentre and random vertices.
     """
-    with threads_for(overlap.assignment.widest):
-        vertex, value, sweeps = polish(overlap, grow(overlap))
-        best = Found(vertex, value, 0, 0.0, sweeps)
-        if overlap.degree == 1:
-            return best  # a single assignment per tree: this is the optimum
-        neighbours = _neighbours(overlap)
-        needed = any(root in others for root, others in neighbours.items())
-        if not (thorough or restarts or needed or overlap.assignment.widest <= _NARROW):
-            return best
-        middle = barycentre(overlap)
-        starts: list[list[Point]] = [list(middle)]
-        for _ in range(restarts):
-            starts.append(_blend(overlap, list(middle), list(_random(overlap, generator)), 0.5))
-        return max((best, *(_from(overlap, start) for start in starts)), key=lambda found: found.value)
+    vertex, value, sweeps = polish(overlap, grow(overlap))
+    best = Found(vertex, value, 0, 0.0, sweeps)
+    if overlap.degree == 1:
+        return best  # a single assignment per tree: this is the optimum
+    neighbours = _neighbours(overlap)
+    needed = any(root in others for root, others in neighbours.items())
+    if not (thorough or restarts or needed or overlap.assignment.widest <= _NARROW):
+        return best
+    middle = barycentre(overlap)
+    starts: list[list[Point]] = [list(middle)]
+    for _ in range(restarts):
+        starts.append(_blend(overlap, list(middle), list(_random(overlap, generator)), 0.5))
+    return max((best, *(_from(overlap, start) for start in starts)), key=lambda found: found.value)
 
 
 def _from(overlap: Overlap, start: list[Point]) -> Found:

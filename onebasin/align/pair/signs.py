@@ -42,9 +42,9 @@ def _table(characters: list[Character], seen: list[int], members: list[int]) -> 
     return torch.tensor([[characters[c][g] for g in members] for c in seen], dtype=torch.float64)
 
 
-def _chi(combos: Tensor, table: Tensor) -> Tensor:
-    """Value of each character at each sign vector: (combos, characters)."""
-    return torch.where(table.bool()[None], combos[:, None], torch.ones((), dtype=combos.dtype)).prod(-1)
+def _chi(signs: Tensor, table: Tensor) -> Tensor:
+    """Value of each character at signs (generators, N): (characters, N)."""
+    return torch.where(table.bool()[:, :, None], signs[None], torch.ones((), dtype=signs.dtype)).prod(1)
 
 
 def _climb(chosen: Tensor, table: Tensor) -> Tensor:
@@ -52,8 +52,7 @@ def _climb(chosen: Tensor, table: Tensor) -> Tensor:
     signs = torch.ones(table.shape[1], chosen.shape[1], dtype=torch.float64)
     for _ in range(2 * len(signs)):
         for g in range(len(signs)):
-            chi = torch.where(table.bool()[:, :, None], signs[None], torch.ones((), dtype=signs.dtype)).prod(1)
-            pull = (chosen * chi * table[:, g : g + 1]).sum(0)  # what this sign contributes as it is
+            pull = (chosen * _chi(signs, table) * table[:, g : g + 1]).sum(0)  # what this sign contributes as it is
             signs[g] = torch.where(pull < 0, -signs[g], signs[g])
     return signs
 
@@ -74,13 +73,12 @@ def merged(gains: Tensor, characters: list[Character], components: list[Componen
         if len(seen) == 1:
             total = total + part[0].abs()
         elif combos is not None:
-            chi = _chi(combos, table)
-            total = total + torch.stack([torch.tensordot(row, part, 1) for row in chi]).amax(0)
+            rows = _chi(combos.T, table).T
+            total = total + torch.stack([torch.tensordot(row, part, 1) for row in rows]).amax(0)
         else:
             flat = part.reshape(len(seen), -1)
-            signs = _climb(flat, table)
-            chi = torch.where(table.bool()[:, :, None], signs[None], torch.ones((), dtype=signs.dtype)).prod(1)
-            total = total + (flat * chi).sum(0).reshape(total.shape)
+            best = _chi(_climb(flat, table), table)
+            total = total + (flat * best).sum(0).reshape(total.shape)
     return total
 
 
@@ -94,5 +92,5 @@ def chosen(gains: Tensor, characters: list[Character], parts: list[Component], c
         if combos is None:
             signs[members] = _climb(gains[seen], table).float()
         else:
-            signs[members] = combos[(_chi(combos, table) @ gains[seen]).argmax(0)].T.float()
+            signs[members] = combos[(_chi(combos.T, table).T @ gains[seen]).argmax(0)].T.float()
     return signs

@@ -22,7 +22,7 @@ from onebasin.align.path.repair import Repair, blend, repair, unit_statistics
 from onebasin.errors import InputError
 from onebasin.predict import Inputs, Loss, Score, losses
 from onebasin.predict.forward import BATCH
-from onebasin.state import State, check_state, interpolate, spec_of, state_of
+from onebasin.state import State, as_state, check_state, interpolate, spec_of
 from onebasin.symmetry import Symmetry
 
 Network = Mapping[str, Tensor] | nn.Module
@@ -149,9 +149,9 @@ def aligned(a: State, b: State, symmetry: Symmetry, *, scale: str = "reference")
 
 def ends(a: Network, b: Network) -> tuple[State, State]:
     """Both ends as States of one spec, without gradients."""
-    start, end = (state_of(item) if isinstance(item, nn.Module) else item for item in (a, b))
+    start, end = as_state(a), as_state(b)
     check_state(end, spec_of(start), where="the second network")
-    return {name: t.detach() for name, t in start.items()}, {name: t.detach() for name, t in end.items()}
+    return start, end
 
 
 def look(model: nn.Module, state: State, sets: Sequence[Data], measure: Measure) -> list[Score]:

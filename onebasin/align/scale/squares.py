@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from onebasin.align.board import STATISTICS, Block, Board, Foot
+from onebasin.align.board import Block, Board, Foot, is_statistic
 from onebasin.align.scale.mass import Gauge, Mass, Part, Powers, Side
 from onebasin.errors import SpecError
 
@@ -76,11 +76,6 @@ def is_bias(name: str) -> bool:
     """Whether a tensor is a bias by its name: `bias`, `in_proj_bias`, `bias_hh_l0`, or the `beta` of a norm."""
     last = name.rsplit(".", 1)[-1]
     return "bias" in last or last == "beta"
-
-
-def is_statistic(name: str) -> bool:
-    """Whether a tensor is a running mean or variance."""
-    return name.rsplit(".", 1)[-1] in STATISTICS
 
 
 def _counts(name: str, biases: bool) -> bool:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 from onebasin.align.board import Board
 from onebasin.align.pair.assign import Assignment, Vertex
-from onebasin.align.senses.covariance import KINDS, activations, cross_covariance
+from onebasin.align.senses.covariance import KINDS, cross_covariance, gathered
+from onebasin.align.senses.sensing import Senses
 from onebasin.errors import InputError
 from onebasin.predict.taps import Exponents
-from onebasin.state import State, check_finite, state_of
+from onebasin.state import State, as_state, check_finite
 from onebasin.symmetry import Element, Symmetry
 
 Key = tuple[int, int]  # a space, and a character of it
@@ -38,12 +39,12 @@ class Activity:
             raise InputError(f"kind must be one of {', '.join(KINDS)}, found {kind!r}")
         self.board, self.assignment = board, Assignment(board)
         self.model, self.inputs, self.kind = model, inputs, kind
-        self.settled = settled
+        self._senses = Senses(model, board.symmetry, settled)  # what it learns of the model serves all networks
         self.missing: Mapping[str, str] = {}
 
     def features(self, state: Mapping[str, Tensor]) -> State:
         """Activations (samples, N), centred or normalised as asked, under "character/space"."""
-        found = activations(self.model, state, self.board.symmetry, self.inputs, settled=self.settled)
+        found = gathered(self._senses.of(state), self.inputs)
         self.missing = found.missing
         check_finite(found.values, where="the activations of a network")
         sorted_in = by_character(self.assignment, found.parts, torch.cat)
@@ -132,7 +133,7 @@ def match_activations(
         second pass.
     """
     board = Board.of(symmetry)
-    left, moved = ({n: t.detach() for n, t in (state_of(x) if isinstance(x, nn.Module) else x).items()} for x in (a, b))
+    left, moved = as_state(a), as_state(b)
     for where, state in (("the first network", left), ("the second network", moved)):
         board.check(state, where=where)
     assignment, element = Assignment(board), symmetry.identity()
@@ -189,9 +190,4 @@ def _solve(assignment: Assignment, matrices: Mapping[Key, Tensor]) -> Vertex:
 
 def _agreement(assignment: Assignment, matrices: Mapping[Key, Tensor], vertex: Vertex) -> float:
     """Sum of C[i, source(i)] chi(i) over all spaces."""
-    total = 0.0
-    for (space, seen), matrix in matrices.items():
-        picked = matrix[torch.arange(len(matrix)), vertex[space].source]
-        chi = assignment.chi(vertex[space], space, seen)
-        total += float(picked.sum() if chi is None else (picked * chi.to(picked)).sum())
-    return total
+    return sum(assignment.taken(matrix, vertex[space], space, seen) for (space, seen), matrix in matrices.items())

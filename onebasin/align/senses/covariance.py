@@ -6,7 +6,7 @@ the sum of C[i, p(i)] minimises the distance between the activations, sum over x
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -65,7 +65,11 @@ def activations(
         batch: largest number of examples in one pass.
         settled: spaces that are aligned already, so that their units count as positions.
     """
-    read = Senses(model, symmetry, settled).of(state)
+    return gathered(Senses(model, symmetry, settled).of(state), inputs, batch=batch)
+
+
+def gathered(read: Callable[[Call], Activations], inputs: Data, *, batch: int = BATCH) -> Activations:
+    """Run a network, by the function that reads it, on all batches, and join what was read."""
     found: dict[str, dict[Exponents, list[Tensor]]] = {}
     missing: dict[str, str] = {}
     for one in map(read, _calls(inputs, batch)):

@@ -26,7 +26,7 @@ from onebasin.predict.taps import Exponents, Tap
 from onebasin.state import as_spec
 from onebasin.symmetry import Element, Leg, Space, Symmetry
 from onebasin.symmetry.act import labels
-from onebasin.symmetry.algebra import Wide
+from onebasin.symmetry.algebra import Wide, sources
 
 TOLERANCE = 0.05  # relative error from which samples count as mixed: rounding stays far below, mixing comes near 1
 
@@ -84,7 +84,7 @@ def transformed(read: Activations, symmetry: Symmetry, element: Element) -> Acti
     wide = Wide(symmetry, element)
     made: dict[str, dict[Exponents, Tensor]] = {}
     for number, space in enumerate(symmetry.spaces):
-        source = (wide.origin(number)[0][:, None] * space.size + wide.orders[number][0]).reshape(-1)
+        source = sources(wide, number)[0]
         for exponents, samples in read.parts.get(space.name, {}).items():
             factor = _factor(wide, space, exponents).to(samples)
             made.setdefault(space.name, {})[exponents] = samples[:, source.to(samples.device)] * factor
