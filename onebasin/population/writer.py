@@ -139,6 +139,11 @@ class PopulationWriter:
         """Members safely on disk: those found when the writer was opened, and those it has added."""
         return self._written
 
+    @property
+    def sequence(self) -> int:
+        """Number of the next shard of this writer."""
+        return self._sequence
+
     def __enter__(self) -> Self:
         return self
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onebasin.align.board import Board
 from onebasin.align.crowd.view import View, Weights
 from onebasin.align.pair.assign import Place, Vertex
-from onebasin.align.quiet import threads_for
+from onebasin.quiet import threads_for
 from onebasin.state import State
 from onebasin.symmetry import Symmetry
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from onebasin.align.board import Board
 from onebasin.align.crowd.journal import fingerprint
-from onebasin.align.options import refuse_unknown
+from onebasin.options import refuse_unknown
 from onebasin.align.pair.match import check_network
 from onebasin.errors import InputError
 from onebasin.population import Population

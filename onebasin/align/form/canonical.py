@@ -29,7 +29,7 @@ from onebasin.align.form.order_keys import ORDERS, orders
 from onebasin.align.form.pieces import Pieces, Tables
 from onebasin.align.form.sign_rule import settle_signs
 from onebasin.align.form.unit_norm import unit_norm
-from onebasin.align.quiet import one_thread
+from onebasin.quiet import one_thread
 from onebasin.align.scale.balance import Work
 from onebasin.align.scale.squares import Layout, check_finite
 from onebasin.errors import InputError

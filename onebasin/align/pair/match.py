@@ -14,7 +14,7 @@ from onebasin.align.board import Board, is_statistic
 from onebasin.align.pair.assign import Assignment
 from onebasin.align.pair.overlap import Overlap
 from onebasin.align.pair.search import Found, is_better, polish, search
-from onebasin.align.quiet import threads_for
+from onebasin.quiet import threads_for
 from onebasin.align.scale.balance import balancing
 from onebasin.errors import InputError, SpecError
 from onebasin.state import State, as_state, check_finite

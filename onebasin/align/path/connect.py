@@ -15,7 +15,7 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from onebasin.align.options import refuse_unknown
+from onebasin.options import refuse_unknown
 from onebasin.align.pair.match import match
 from onebasin.align.path.recalibrate import recalibrate
 from onebasin.align.path.repair import Repair, blend, repair, unit_statistics

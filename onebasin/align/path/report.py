@@ -9,7 +9,7 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from onebasin.align.options import refuse_unknown
+from onebasin.options import refuse_unknown
 from onebasin.align.path.connect import (
     Barrier,
     Data,

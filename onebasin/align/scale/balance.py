@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.align.board import Board
-from onebasin.align.quiet import one_thread
+from onebasin.quiet import one_thread
 from onebasin.align.scale.balance_report import Balanced, Dead, Notes, sentences
 from onebasin.align.scale.live import loose
 from onebasin.align.scale.mass import Point

@@ -1,0 +1,124 @@
+"""Which tensors of a model are sampled, and where each lies in a flat vector of length D.
+
+Sampled are the parameters that require a gradient, tied ones once. Everything else in the state dict (frozen
+parameters, running statistics) is carried along, one copy per chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.errors import InputError, SpecError
+from onebasin.predict.forward import shared_names
+from onebasin.state import Spec, State, as_spec, dtype_name, state_of
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Where the sampled weights lie.
+
+    Attributes:
+        names: the sampled parameters, in the order of the flat vector.
+        shapes: their shapes.
+        spec: all tensors of a whole network, in state-dict order.
+        first: for each state-dict name the first name of the same tensor; tied weights have several.
+        dtype: what is computed in: the parameters' widest dtype, at least float32.
+        device: where the parameters are.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    spec: Spec
+    first: Mapping[str, str]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Layout:
+        """The layout of a model.
+
+        >>> layout = Layout.of(nn.Linear(2, 3))
+        >>> layout.names, layout.size
+        (('weight', 'bias'), 9)
+        """
+        sampled = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        if not sampled:
+            raise InputError(
+                f"expected parameters to sample, found none in {type(model).__name__} that require a gradient: "
+                "call requires_grad_(True) on those that should be inferred"
+            )
+        odd = [name for name, value in sampled.items() if not value.is_floating_point()]
+        if odd:
+            found = dtype_name(sampled[odd[0]].dtype)
+            raise SpecError(
+                f"expected real parameters, found {found} under {odd[0]}: freeze it with requires_grad_(False), or "
+                "store real and imaginary parts as two parameters"
+            )
+        devices = {value.device for value in sampled.values()}
+        if len(devices) > 1:
+            found = ", ".join(sorted(map(str, devices)))
+            raise InputError(f"expected all parameters on one device, found {found}: move the model with .to(device)")
+        dtype = torch.float32
+        for value in sampled.values():
+            dtype = torch.promote_types(dtype, value.dtype)
+        shapes = tuple(tuple(value.shape) for value in sampled.values())
+        return cls(tuple(sampled), shapes, as_spec(model), shared_names(model), dtype, devices.pop())
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of weights of each sampled tensor."""
+        return [self.spec[name].size for name in self.names]
+
+    @property
+    def size(self) -> int:
+        """D, the number of sampled weights."""
+        return sum(self.sizes)
+
+    def split(self, position: Tensor) -> State:
+        """Views of a flat position (..., D) as tensors (..., *shape)."""
+        pieces = position.split(self.sizes, dim=-1)
+        return {
+            name: piece.reshape(*position.shape[:-1], *shape)
+            for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
+        }
+
+    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Invert `split` for one network, or for tensors (chains, *shape): a vector (..., D) in the working dtype."""
+        lead = tensors[self.names[0]].dim() - len(self.shapes[0])
+        parts = [tensors[name].to(self.dtype).flatten(lead) for name in self.names]
+        return torch.cat([part if lead else part.reshape(-1) for part in parts], dim=-1)
+
+    def rest(self, model: nn.Module) -> State:
+        """What is carried along: every tensor of the state dict that is not sampled, wide enough to compute with."""
+        sampled = set(self.names)
+        return {
+            name: value.clone().float() if value.is_floating_point() and value.dtype.itemsize < 4 else value.clone()
+            for name, value in state_of(model).items()
+            if self.first[name] not in sampled
+        }
+
+    def everything(self, sampled: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> State:
+        """All names a functional call needs, tied ones included; works for one network and for stacked ones."""
+        return {name: sampled[first] if (first := self.first[name]) in sampled else rest[name] for name in self.spec}
+
+    def networks(self, position: Tensor, rest: Mapping[str, Tensor]) -> State:
+        """Whole networks (chains, *shape) in the dtypes of the model, from positions (chains, D) and what is beside."""
+        tensors = self.everything(self.split(position), rest)
+        return {name: tensors[name].to(tensor.dtype) for name, tensor in self.spec.items()}
+
+    def spread(self, values: Mapping[str, float], default: float, what: str) -> Tensor:
+        """A vector (D,) with one value per tensor, chosen by state-dict name or pattern (`*.bias`); later keys win."""
+        unused = [key for key in values if not any(fnmatchcase(name, key) for name in self.names)]
+        if unused:
+            raise InputError(
+                f"expected names or patterns of sampled tensors in {what}, found {unused[0]!r}, which fits none of "
+                f"{', '.join(self.names[:6])}{', ...' if len(self.names) > 6 else ''}: correct it"
+            )
+        chosen = [[value for key, value in values.items() if fnmatchcase(name, key)] for name in self.names]
+        rows = [torch.full((size,), own[-1] if own else default) for size, own in zip(self.sizes, chosen, strict=True)]
+        return torch.cat(rows).to(dtype=self.dtype, device=self.device)

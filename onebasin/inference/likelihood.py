@@ -1,0 +1,163 @@
+"""What the data say: the log probability of each target given the model's outputs.
+
+Outputs and targets have the examples on their first axis. A Gaussian with learned noise reads twice as many columns
+as there are targets: first the means, then the logarithms of the standard deviations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onebasin.errors import InputError
+
+LogLikelihood = Callable[[Tensor, Tensor], Tensor]  # (outputs (n, ...), targets (n, ...)) -> (n,)
+Noise = float | str | None
+KINDS = ("categorical", "bernoulli", "gaussian")
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+
+
+def categorical(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Log softmax(outputs)[target]; classes on axis 1, further axes (pixels, tokens) are summed."""
+    return (
+        -F.cross_entropy(outputs, targets, reduction="none").flatten(1).sum(1)
+        if outputs.dim() > 2
+        else (-F.cross_entropy(outputs, targets, reduction="none"))
+    )
+
+
+def bernoulli(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Log probability of targets 0 or 1 under logits; both (n,) or (n, k)."""
+    logits = outputs.reshape(targets.shape)
+    return (
+        -F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none")
+        .reshape(len(targets), -1)
+        .sum(1)
+    )
+
+
+def gaussian(noise: float) -> LogLikelihood:
+    """Log N(target; output, noise^2), summed over the entries of an example."""
+    constant = math.log(noise) + _HALF_LOG_TWO_PI
+
+    def log_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
+        residual = (targets - outputs.reshape(targets.shape)) / noise
+        return (-0.5 * residual.square() - constant).reshape(len(targets), -1).sum(1)
+
+    return log_likelihood
+
+
+def learned_gaussian(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Log N(target; mean, exp(s)^2) where outputs (n, 2 k) are k means, then k values s."""
+    mean, log_std = outputs.chunk(2, dim=1)
+    residual = (targets.reshape(mean.shape) - mean) * torch.exp(-log_std)
+    return (-0.5 * residual.square() - log_std - _HALF_LOG_TWO_PI).sum(1)
+
+
+class LearnedNoise(nn.Module):
+    """A regression model with one learned noise level per output: gives (means, log standard deviations).
+
+    >>> LearnedNoise(nn.Linear(3, 2), outputs=2)(torch.zeros(5, 3)).shape
+    torch.Size([5, 4])
+    """
+
+    def __init__(self, model: nn.Module, outputs: int = 1) -> None:
+        super().__init__()
+        self.model = model
+        self.log_noise = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, *arguments: object, **options: object) -> Tensor:
+        """The model's outputs (n, k) beside the log noise, (n, 2 k)."""
+        mean: Tensor = self.model(*arguments, **options)
+        mean = mean.reshape(len(mean), -1)
+        return torch.cat([mean, self.log_noise.expand_as(mean)], dim=1)
+
+
+def choose(kind: str | LogLikelihood | None, noise: Noise, outputs: Tensor, targets: Tensor) -> LogLikelihood:
+    """The likelihood for these outputs and targets.
+
+    Args:
+        kind: one of `KINDS`, a function (outputs, targets) -> (n,), or None: categorical for integer targets, gaussian
+            for others.
+        noise: for gaussian: the standard deviation, or "learned" where the model gives it.
+        outputs: what the model gives for some examples.
+        targets: the targets of these examples.
+    """
+    if callable(kind):
+        return _checked(kind, outputs, targets)
+    if kind is None:
+        kind = "gaussian" if targets.is_floating_point() else "categorical"
+    if kind not in KINDS:
+        raise InputError(f"expected a likelihood out of {', '.join(KINDS)} or a function, found {kind!r}: choose one")
+    if kind == "categorical":
+        _check_classes(outputs, targets)
+        return categorical
+    if kind == "bernoulli":
+        _check_same(outputs, targets, 1)
+        return bernoulli
+    return _gaussian(noise, outputs, targets)
+
+
+def _gaussian(noise: Noise, outputs: Tensor, targets: Tensor) -> LogLikelihood:
+    if noise is None and _columns(outputs) == 2 * _columns(targets):
+        noise = "learned"
+    if noise == "learned":
+        _check_same(outputs, targets, 2)
+        return learned_gaussian
+    if not isinstance(noise, int | float) or not noise > 0:
+        raise InputError(
+            f"a gaussian likelihood needs the noise level of the targets, found {noise!r}: give noise=standard "
+            'deviation, or noise="learned" with a model that gives a mean and a log standard deviation per target '
+            "(onebasin.inference.LearnedNoise(model) makes one)"
+        )
+    _check_same(outputs, targets, 1)
+    return gaussian(float(noise))
+
+
+def _columns(tensor: Tensor) -> int:
+    return tensor[0].numel()
+
+
+def _check_same(outputs: Tensor, targets: Tensor, times: int) -> None:
+    if (
+        len(outputs) != len(targets)
+        or _columns(outputs) != times * _columns(targets)
+        or (times == 2 and outputs.dim() != 2)
+    ):
+        wanted = f"{times * _columns(targets)} values per example"
+        raise InputError(
+            f"expected {wanted} from the model for targets {tuple(targets.shape)}, found outputs "
+            f"{tuple(outputs.shape)}: change the model's last layer or the shape of the targets"
+        )
+
+
+def _check_classes(outputs: Tensor, targets: Tensor) -> None:
+    expected = (outputs.shape[0], *outputs.shape[2:])
+    if outputs.dim() < 2 or targets.is_floating_point() or tuple(targets.shape) != expected:
+        raise InputError(
+            f"expected outputs (examples, classes, ...) and class numbers {expected}, found outputs "
+            f"{tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}: give integer targets, or "
+            'choose likelihood="gaussian" or "bernoulli"'
+        )
+
+
+def check_class_numbers(targets: Tensor, classes: int) -> None:
+    """Refuse class numbers outside 0 ... classes - 1, which would index past the outputs."""
+    low, high = int(targets.min()), int(targets.max())
+    if low < 0 or high >= classes:
+        raise InputError(f"expected class numbers from 0 to {classes - 1}, found {low} to {high}: number from 0")
+
+
+def _checked(function: LogLikelihood, outputs: Tensor, targets: Tensor) -> LogLikelihood:
+    values = function(outputs, targets)
+    if not isinstance(values, Tensor) or values.shape != (len(targets),):
+        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise InputError(
+            f"expected one log likelihood for each of {len(targets)} examples from the function, found {found}: "
+            "sum over the other axes, not over the examples"
+        )
+    return function

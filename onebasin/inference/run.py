@@ -1,0 +1,182 @@
+"""The loop: stages in turn, block by block, then draws. Everything in between is a place where a run can be continued.
+
+A block is a few steps with random numbers of its own: a run that is interrupted goes on at the end of a block, and
+draws the same numbers as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebasin.inference.journal import Journal, Place, Written
+from onebasin.inference.kernel import Info, Moment, Networks, Plan
+from onebasin.inference.layout import Layout
+from onebasin.inference.seeds import Streams
+from onebasin.inference.units import Unit
+
+BLOCK = 20  # steps with one set of random streams
+_CHECKPOINT_SECONDS = 2.0
+
+Tell = Callable[[Unit, "Progress"], None]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far one unit is.
+
+    Attributes:
+        done: gradients of one chain so far, out of `total`.
+        total: gradients of one chain in the whole run.
+        stage: what is being done.
+        draws: finished draws of each chain.
+        chains: chains of the unit.
+        info: the latest Info, averaged over chains and the last block.
+    """
+
+    done: int
+    total: int
+    stage: str
+    draws: int
+    chains: int
+    info: Mapping[str, float]
+
+
+@dataclass(eq=False)
+class UnitRun:
+    """Runs one unit of chains through a plan.
+
+    Attributes:
+        plan: what to do.
+        layout: how positions become networks.
+        seed: of the run.
+        per_shard: draws that are written together.
+        tell: receives the progress after each block.
+    """
+
+    plan: Plan
+    layout: Layout
+    seed: int
+    per_shard: int
+    tell: Tell | None = None
+    _written: float = field(default_factory=time.monotonic)
+
+    def __call__(self, unit: Unit, start: Callable[[], Networks], journal: Journal) -> Place:
+        """Run until all draws are made; returns the last place."""
+        kernels = [stage.kernel for stage in self.plan.stages]
+        place = journal.place(unit, kernels)
+        if place is None:
+            state = kernels[0].init(start(), self._streams(unit, 0, "init"))
+            place = Place(0, 0, 0, 0, state)
+        place = self._stages(unit, place, journal)
+        return self._draws(unit, place, journal)
+
+    def _stages(self, unit: Unit, place: Place, journal: Journal) -> Place:
+        """Everything before the first draw."""
+        stages = self.plan.stages
+        while True:
+            stage = stages[place.stage]
+            while place.step < stage.steps and not place.draw:
+                place, _ = self._block(unit, place, min(BLOCK, stage.steps - place.step))
+                self._checkpoint(unit, place, journal)
+            if place.stage + 1 == len(stages):
+                return place
+            ended = stage.kernel.draw(place.state, self._streams(unit, place.stage, "end"))
+            following = stages[place.stage + 1].kernel
+            state = following.init(ended, self._streams(unit, place.stage + 1, "init"))
+            place = Place(place.stage + 1, 0, 0, 0, state)
+            self._checkpoint(unit, place, journal)
+
+    def _draws(self, unit: Unit, place: Place, journal: Journal) -> Place:
+        """All draws, written shard by shard; a resumed run begins with the shard that was not complete."""
+        kernel = self.plan.stages[-1].kernel
+        networks: list[Networks] = []
+        infos: list[Info] = []
+        while place.draw < self.plan.draws:
+            left = self.plan.thin[place.draw % len(self.plan.thin)]
+            while left:
+                place, found = self._block(unit, place, min(BLOCK, left))
+                infos += found
+                left -= min(BLOCK, left)
+            networks.append(kernel.draw(place.state, self._streams(unit, place.stage, f"draw {place.draw}")))
+            place = replace(place, draw=place.draw + 1)
+            if len(networks) == self.per_shard or place.draw == self.plan.draws:
+                journal.write(unit, place.shard, self._shard(unit, networks, infos))
+                place = replace(place, shard=place.shard + 1)
+                networks, infos = [], []
+                self._checkpoint(unit, place, journal, last=place.draw == self.plan.draws)
+            self._report(unit, place, infos[-BLOCK:])
+        return place
+
+    def _block(self, unit: Unit, place: Place, steps: int) -> tuple[Place, list[Info]]:
+        """A few steps with one set of streams, named after the stage and the number of its first step."""
+        stage = self.plan.stages[place.stage]
+        streams = self._streams(unit, place.stage, f"step {place.step}")
+        state, infos = place.state, []
+        for step in range(place.step, place.step + steps):
+            state, info = stage.kernel.step(state, Moment(step, stage.steps), streams)
+            infos.append(info)
+        place = replace(place, step=place.step + steps, state=state)
+        self._report(unit, place, infos)
+        return place, infos
+
+    def _shard(self, unit: Unit, networks: list[Networks], infos: list[Info]) -> Written:
+        """Whole networks of the kept chains, ordered by chain, then by draw."""
+        draws, keep = len(networks), unit.rows
+        position = torch.stack([one.position[keep] for one in networks], dim=1).flatten(0, 1)
+        names = networks[0].rest
+        rest = {name: torch.stack([one.rest[name][keep] for one in networks], dim=1).flatten(0, 1) for name in names}
+        density = torch.stack([one.log_density[keep] for one in networks], dim=1).flatten()
+        tensors = {name: value.cpu() for name, value in self.layout.networks(position, rest).items()}
+        chain = torch.tensor(list(unit.keep)).repeat_interleave(draws)
+        rows = infos[0] if infos else {}
+        info = {name: torch.stack([one[name].double()[keep] for one in infos], dim=1).cpu() for name in rows}
+        return Written(tensors, chain, density.cpu(), info)
+
+    def _checkpoint(self, unit: Unit, place: Place, journal: Journal, last: bool = False) -> None:
+        """Remember the place from time to time; what lies between would be computed again."""
+        if last or time.monotonic() - self._written > _CHECKPOINT_SECONDS:
+            journal.remember(unit, place)
+            self._written = time.monotonic()
+
+    def _streams(self, unit: Unit, stage: int, block: str) -> Streams:
+        return Streams(self.seed, unit.window, f"{self.plan.stages[stage].name} {stage} {block}")
+
+    def _report(self, unit: Unit, place: Place, infos: list[Info]) -> None:
+        if self.tell is None:
+            return
+        done, total = work_done(self.plan, place), work(self.plan)
+        names = infos[0] if infos else {}
+        means = {name: float(torch.stack([one[name].double() for one in infos]).mean()) for name in names}
+        stage = self.plan.stages[place.stage]
+        last = place.stage + 1 == len(self.plan.stages)
+        doing = "drawing" if last and place.step >= stage.steps else stage.name
+        self.tell(unit, Progress(done, total, doing, place.draw, len(unit.keep), means))
+
+
+def work(plan: Plan) -> int:
+    """Gradients of one chain in the whole run."""
+    before = [stage.steps for stage in plan.stages[:-1]]
+    rounds, part = divmod(plan.draws, len(plan.thin))
+    steps = plan.stages[-1].steps + rounds * sum(plan.thin) + sum(plan.thin[:part])
+    return sum(before) + steps * plan.gradients
+
+
+def work_done(plan: Plan, place: Place) -> int:
+    """Gradients of one chain so far."""
+    before = sum(stage.steps for stage in plan.stages[: place.stage])
+    return before + place.step * (plan.gradients if place.stage + 1 == len(plan.stages) else 1)
+
+
+def kept(state: Any, rows: slice) -> Any:
+    """A State of some of its chains."""
+    if isinstance(state, Tensor):
+        return state[rows]
+    if isinstance(state, Mapping):
+        return {name: kept(value, rows) for name, value in state.items()}
+    return type(state)(*[kept(value, rows) for value in state])

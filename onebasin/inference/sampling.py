@@ -1,0 +1,164 @@
+"""`sample`: from a model and data to a Population of draws from the posterior."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.errors import InputError
+from onebasin.inference.crew import run_apart, run_here
+from onebasin.inference.job import Execution, Job, job_of
+from onebasin.inference.journal import (
+    Disk,
+    Memory,
+    draws_per_shard,
+    join_info,
+    read_definition,
+    read_info,
+    stack_info,
+    write_definition,
+)
+from onebasin.inference.network import Data
+from onebasin.inference.summary import summary
+from onebasin.inference.telling import Show, Teller
+from onebasin.population import Population
+
+_MAY_CHANGE = {"draws"}  # options that a resumed run may change: it then draws more
+
+
+def sample(
+    model: nn.Module,
+    data: Data = None,
+    method: str = "hmc",
+    *,
+    modes: int = 1,
+    seed: int = 0,
+    path: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    **options: Any,
+) -> Population:
+    """Draw networks from the posterior over a model's weights.
+
+    >>> x = torch.linspace(-1, 1, 20)[:, None]
+    >>> population = sample(nn.Linear(1, 1), (x, 2 * x), "hmc", noise=0.1, draws=5, warmup=20, epochs=1, leapfrog=5)
+    >>> len(population), population.provenance["method"]
+    (5, 'hmc')
+
+    Args:
+        model: any module that works under `torch.func.functional_call` and `vmap`. Sampled are its parameters that
+            require a gradient; the module itself is left as it is.
+        data: (inputs, targets), inputs being a tensor, a tuple of positional or a dict of keyword inputs; None for the
+            prior alone.
+        method: "hmc", "sghmc" (also SGLD and cyclical), "ensemble", "vi", "swag", "laplace" or "dropout".
+        modes: independent runs that are pooled; the chain of each draw is in `population.chain`.
+        seed: of everything random. The same seed gives the same draws, whatever `workers` and `chunk` are.
+        path: stream draws into this folder; every finished shard survives whatever happens to the process.
+        resume: go on with the run under `path`, bit for bit as if it had not been interrupted.
+        **options: of the posterior (`prior`, `likelihood`, `noise`, `log_density`, ...: see `Density`), of the
+            execution (`start`, `workers`, `chunk`, `threads`, `progress`: see `Execution`), and of the method (see
+            `Options` in the method's file, or `onebasin sample --help`).
+
+    Returns:
+        The draws; `provenance` holds the settings and, under "diagnostics", how the sampler fared.
+    """
+    show: Show | None = options.pop("progress", None)
+    job, execution = job_of(model, data, method, options, modes=modes, seed=seed)
+    workers = execution.get("workers", 1)
+    if workers < 1:
+        raise InputError(f"expected at least 1 worker, found {workers}: give workers=1 for this process alone")
+    if path is not None:
+        return _on_disk(job, execution, Path(path), resume, show)
+    if resume:
+        raise InputError("expected the folder of the run to be resumed, found no path: give path=")
+    if workers > 1:
+        with tempfile.TemporaryDirectory(prefix="onebasin-") as folder:
+            found = _on_disk(job, execution, Path(folder) / "run", False, show)
+            return found.to("cpu")  # out of the folder, which goes
+    return _in_memory(job, execution, show)
+
+
+def _in_memory(job: Job, execution: Execution, show: Show | None) -> Population:
+    memory, per_shard = Memory(), draws_per_shard(_draws(job))
+    units = job.units(execution.get("chunk"))
+    run_here(job, units, memory, per_shard, _tell(job, units, show))
+    shards = [memory.shards[key] for key in sorted(memory.shards)]
+    names = shards[0].tensors
+    tensors = {name: torch.cat([shard.tensors[name] for shard in shards]) for name in names}
+    info = stack_info(
+        [join_info([memory.shards[key].info for key in sorted(memory.shards) if key[1] == unit.name]) for unit in units]
+    )
+    return Population.from_stacked(
+        tensors,
+        chain=torch.cat([shard.chain for shard in shards]),
+        log_density=torch.cat([shard.log_density for shard in shards]),
+        provenance={**job.definition(), "diagnostics": summary(info)},
+    )
+
+
+def _on_disk(job: Job, execution: Execution, path: Path, resume: bool, show: Show | None) -> Population:
+    definition = {**job.definition(), "per_shard": draws_per_shard(_draws(job)), "chunk": execution.get("chunk")}
+    definition = _agreed(path, definition, resume)
+    units = job.units(definition["chunk"])
+    disk = Disk(path, job.target().layout.spec, {key: value for key, value in definition.items() if key != "chunk"})
+    tell, workers = _tell(job, units, show), execution.get("workers", 1)
+    if workers > 1 and len(units) > 1:
+        run_apart(job, units, disk, definition["per_shard"], tell, workers)
+    else:
+        run_here(job, units, disk, definition["per_shard"], tell)
+    population = Population.open(path)
+    diagnostics: Mapping[str, Any] = summary(read_info(path))
+    return replace(population, provenance={**population.provenance, "diagnostics": diagnostics})
+
+
+def _agreed(path: Path, definition: dict[str, Any], resume: bool) -> dict[str, Any]:
+    """Store the definition of a new run, or compare it with that of the run to be resumed."""
+    stored = read_definition(path)
+    if stored is None:
+        if path.is_dir() and any(path.iterdir()) and not _only_ours(path):
+            raise InputError(f"expected a new or empty folder, but {path} is not empty: choose another path")
+        write_definition(path, definition)
+        return definition
+    if not resume:
+        raise InputError(f"{path} holds a run already: give resume=True to go on with it, or choose another path")
+    for key in ("options", "density"):
+        for name in sorted({*stored[key], *definition[key]} - _MAY_CHANGE):
+            _refuse_change(path, name, stored[key].get(name), definition[key].get(name))
+    for key in sorted({*stored, *definition} - {"options", "density", "per_shard", "chunk"}):
+        _refuse_change(path, key, stored.get(key), definition.get(key))
+    return {**definition, "per_shard": stored["per_shard"], "chunk": stored["chunk"]}
+
+
+def _refuse_change(path: Path, name: str, before: Any, now: Any) -> None:
+    if before != now:
+        raise InputError(
+            f"expected the settings of the run in {path}, found another {name}: {now!r} instead of {before!r}; resume "
+            "it with the same settings, or choose another path"
+        )
+
+
+def _only_ours(path: Path) -> bool:
+    """Whether a folder holds only an empty `run`: the process was killed before it had written anything."""
+    return [entry.name for entry in path.iterdir()] == ["run"]
+
+
+def _draws(job: Job) -> int:
+    return job.plan(job.target()).draws
+
+
+def _tell(job: Job, units: list[Any], show: Show | None) -> Any:
+    return None if show is None else Teller(show, len(units))
+
+
+def chains_of(population: Population, values: Tensor) -> Tensor:
+    """Arrange one value per member (members, ...) as (chains, draws, ...); chains are cut to the shortest."""
+    chain = population.chain if population.chain is not None else torch.zeros(len(population), dtype=torch.int64)
+    rows = [(chain == number).nonzero()[:, 0] for number in sorted(set(chain.tolist()))]
+    shortest = min(len(row) for row in rows)
+    return torch.stack([values[row[:shortest]] for row in rows])

@@ -1,0 +1,36 @@
+"""How a sampler fared, in a few numbers per chain."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebasin.metrics import ebfmi
+
+_STUCK = 0.01  # a chain that accepts less than this has stopped moving
+
+
+def summary(info: Mapping[str, Tensor]) -> dict[str, Any]:
+    """JSON-able numbers from Info (chains, steps) after warm-up.
+
+    Every entry becomes its mean per chain. For HMC also `exp_energy_change`, the mean of exp(-dH), which is 1 for a
+    correct sampler, `ebfmi`, and the chains that are stuck.
+    """
+    found: dict[str, Any] = {
+        name: [float(row) for row in value.nanmean(dim=1)]
+        for name, value in info.items()
+        if name not in ("energy", "energy_change", "divergent")
+    }
+    if "divergent" in info:
+        found["divergences"] = [int(row) for row in info["divergent"].nansum(dim=1)]
+    if "energy_change" in info:
+        change = info["energy_change"]
+        sound = torch.where(torch.isfinite(change), torch.exp(-change), torch.where(change.isnan(), change, 0.0))
+        found["exp_energy_change"] = [float(row) for row in sound.nanmean(dim=1)]
+        found["stuck"] = [chain for chain, rate in enumerate(found["accepted"]) if rate < _STUCK]
+    if "energy" in info and info["energy"].shape[1] >= 4:
+        found["ebfmi"] = [float(row) for row in ebfmi(info["energy"])]
+    return found

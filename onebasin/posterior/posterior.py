@@ -1,0 +1,175 @@
+"""What inference found, as a density: a mixture of Gaussians over the weights of one architecture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import InputError, OnebasinError, SpecError
+from onebasin.population import Population
+from onebasin.posterior.coordinates import Coordinates
+from onebasin.posterior.gaussian import Gaussian
+from onebasin.posterior.store import Parts, damaged, read_parts, write_parts
+from onebasin.state import Spec, State, check_state
+
+_ROUNDING = 1e-9  # n / M times M is not always n
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """The density sum_m weights_m N(centre_m, covariance_m); a mixture of one is an ordinary Gaussian.
+
+    Attributes:
+        components: the Gaussians, all of size D.
+        weights: how much each counts, float64 (M,), sum 1.
+        layout: what the flat vector means.
+        rest: per component, the tensors of a network that are not in the vector, such as running statistics.
+        provenance: where the posterior comes from, JSON-able.
+    """
+
+    components: tuple[Gaussian, ...]
+    weights: Tensor
+    layout: Coordinates
+    rest: tuple[State, ...]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        count = len(self.components)
+        if not count or len(self.rest) != count or tuple(self.weights.shape) != (count,):
+            raise InputError(
+                f"expected at least one component, each with a weight and a rest, found {count} components, weights "
+                f"{tuple(self.weights.shape)} and {len(self.rest)} rests: give one of each per component"
+            )
+        sizes = {component.size for component in self.components}
+        if sizes != {self.layout.size}:
+            raise SpecError(
+                f"expected Gaussians over the {self.layout.size} weights of the layout, found sizes {sorted(sizes)}: "
+                "fit them to this architecture"
+            )
+        weights = self.weights.double()
+        if not bool((weights >= 0).all()) or abs(float(weights.sum()) - 1) > 1e-6:
+            raise InputError(
+                f"expected weights >= 0 with sum 1, found sum {float(weights.sum()):g}: divide them by their sum"
+            )
+        expected = {name: self.spec[name] for name in self.layout.others}
+        for index, rest in enumerate(self.rest):
+            check_state(rest, expected, where=f"the rest of component {index}")
+
+    @classmethod
+    def equal(cls, components: list[Gaussian], layout: Coordinates, rest: list[State], **facts: Any) -> Posterior:
+        """A mixture in which all components count the same; `rest` may be wider than the spec; facts: provenance."""
+        weights = torch.full((len(components),), 1 / max(1, len(components)), dtype=torch.float64)
+        narrow = [{name: own[name].to(layout.spec[name].dtype) for name in layout.others} for own in rest]
+        return cls(tuple(components), weights, layout, tuple(narrow), **facts)
+
+    @property
+    def spec(self) -> Spec:
+        """Shapes and dtypes of a whole network."""
+        return self.layout.spec
+
+    @property
+    def mean(self) -> State:
+        """The mean network; of integer tensors the first component's."""
+        return self._one(self._mean, self._average())
+
+    @property
+    def std(self) -> State:
+        """The standard deviation of every weight, within and between components; zero for what is not uncertain.
+
+        variance = sum_m w_m (variance_m + (centre_m - mean)^2)
+        """
+        mean, variance = self._mean, torch.zeros_like(self._mean)
+        for weight, component in zip(self.weights.tolist(), self.components, strict=True):
+            gap = component.centre.double() - mean
+            variance += weight * (component.shape.std().double().square() + gap.square())
+        zero = {name: torch.zeros_like(value) for name, value in self.rest[0].items()}
+        return self._one(variance.sqrt(), zero)
+
+    def draw(self, n: int, generator: torch.Generator) -> Population:
+        """Networks drawn from the mixture, ordered by component, which is their `chain`.
+
+        Components get their share of the draws as exactly as whole numbers allow, so the M k draws of a mixture of M
+        equal ones are k each; what is left over is drawn by systematic sampling, with the right expectation.
+        """
+        if n < 1:
+            raise InputError(f"expected to draw at least 1 network, found n={n}: give a positive number")
+        counts = shares(self.weights, n, generator)
+        drawn = [
+            component.draw_flat(count, generator)
+            for component, count in zip(self.components, counts.tolist(), strict=True)
+            if count
+        ]
+        chain = torch.repeat_interleave(torch.arange(len(counts)), counts)
+        rest = {name: torch.stack([own[name] for own in self.rest])[chain] for name in self.layout.others}
+        stacked = self.layout.networks(torch.cat(drawn), rest)
+        return Population.from_stacked(stacked, chain=chain, provenance=dict(self.provenance))
+
+    def log_density(self, state: Mapping[str, Tensor]) -> float:
+        """The log density at a network, over its uncertain weights."""
+        check_state(state, self.spec, where="the network")
+        flat = self.layout.flat(state)
+        each = torch.stack([component.log_density(flat) for component in self.components])
+        return float(torch.logsumexp(each + self.weights.to(each).log(), 0))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write one safetensors file; a file of this name is replaced when the new one is whole."""
+        parts = Parts(self.components, self.weights, self.layout, self.rest, self.provenance)
+        write_parts(Path(path), parts)
+        return Path(path)
+
+    @property
+    def _mean(self) -> Tensor:
+        total = torch.zeros_like(self.components[0].centre, dtype=torch.float64)
+        for weight, component in zip(self.weights.tolist(), self.components, strict=True):
+            total += weight * component.centre.double()
+        return total
+
+    def _average(self) -> State:
+        """The average of floating-point tensors beside the vector; of others the first."""
+        weights = self.weights.tolist()
+        return {
+            name: value
+            if not value.is_floating_point()
+            else sum(
+                (weight * own[name].double() for weight, own in zip(weights, self.rest, strict=True)),
+                torch.zeros_like(value, dtype=torch.float64),
+            )
+            for name, value in self.rest[0].items()
+        }
+
+    def _one(self, flat: Tensor, others: State) -> State:
+        stacked = self.layout.networks(flat[None], {name: value[None] for name, value in others.items()})
+        return {name: value[0] for name, value in stacked.items()}
+
+
+def load_posterior(path: str | os.PathLike[str]) -> Posterior:
+    """Read back what `Posterior.save` wrote, bit for bit.
+
+    Raises:
+        StorageError: when the file is absent, cut off, or holds no posterior.
+    """
+    parts = read_parts(Path(path))
+    try:
+        return Posterior(*parts)
+    except OnebasinError as error:
+        raise damaged(Path(path), error) from error
+
+
+def shares(weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """How many of n draws each component gets, int64 (M,): floor(n w), and the rest by systematic sampling."""
+    wanted = n * weights.double().cpu() / weights.double().cpu().sum()
+    counts = torch.floor(wanted + _ROUNDING)
+    left = n - int(counts.sum())
+    if left:
+        ends = (wanted - counts).clamp(min=0).cumsum(0)
+        start = torch.rand((), generator=generator, dtype=torch.float64, device=generator.device).cpu()
+        points = (start + torch.arange(left)) * (ends[-1] / left)
+        places = torch.searchsorted(ends, points, right=True).clamp(max=len(counts) - 1)
+        counts += torch.bincount(places, minlength=len(counts))
+    return counts.long()

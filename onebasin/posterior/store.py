@@ -1,0 +1,108 @@
+"""A posterior in one safetensors file: tensors by role, everything else as JSON in the header; nothing is unpickled.
+
+Names are `weights`, `<m>.centre`, `<m>.shape.<tensor>` and `<m>.rest.<tensor>` for component m.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from onebasin.errors import InputError, OnebasinError, StorageError
+from onebasin.population.durable import make_folder, need_space, publish
+from onebasin.population.tensor_file import read_header
+from onebasin.posterior.coordinates import Coordinates
+from onebasin.posterior.gaussian import Gaussian
+from onebasin.posterior.shapes import SHAPES
+from onebasin.state import State, spec_from_json, spec_to_json
+
+FORMAT = "onebasin-posterior"
+VERSION = 1
+
+
+class Parts(NamedTuple):
+    """What a posterior is made of."""
+
+    components: tuple[Gaussian, ...]
+    weights: Tensor
+    layout: Coordinates
+    rest: tuple[State, ...]
+    provenance: Mapping[str, Any]
+
+
+def write_parts(path: Path, parts: Parts) -> None:
+    """Write a posterior; readers see the whole file or the one before."""
+    tensors: State = {"weights": parts.weights}
+    for index, (component, rest) in enumerate(zip(parts.components, parts.rest, strict=True)):
+        tensors[f"{index}.centre"] = component.centre
+        tensors |= {f"{index}.shape.{name}": value for name, value in component.shape.tensors().items()}
+        tensors |= {f"{index}.rest.{name}": value for name, value in rest.items()}
+    # Copies, because the format refuses tensors that share memory, as views of one stack do.
+    copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    content = save(copies, metadata=_facts(parts))
+    make_folder(path.parent)
+    need_space(path.parent, len(content))
+    publish(path, lambda file: file.write(content), size=len(content), replace=True)
+
+
+def read_parts(path: Path) -> Parts:
+    """Read back what `write_parts` wrote."""
+    facts = read_header(path).metadata
+    if facts.get("onebasin") != FORMAT:
+        raise StorageError(
+            f"expected a posterior in {path}, found another kind of file: open populations with Population.open"
+        )
+    if facts.get("version") != str(VERSION):
+        raise StorageError(f"{path} has version {facts.get('version')}, expected {VERSION}: upgrade onebasin")
+    try:
+        return _parts(load_file(path), facts)
+    except (KeyError, ValueError, TypeError, OnebasinError) as error:
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: Exception) -> StorageError:
+    """What to say of a file whose parts contradict each other."""
+    return StorageError(
+        f"expected a whole posterior in {path}, found one whose parts do not fit ({error}): save it again"
+    )
+
+
+def _facts(parts: Parts) -> dict[str, str]:
+    layout = parts.layout
+    try:
+        provenance = json.dumps(dict(parts.provenance))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"expected a provenance of plain JSON values, found one that is not ({error}): leave such values out"
+        ) from error
+    return {
+        "onebasin": FORMAT,
+        "version": str(VERSION),
+        "spec": spec_to_json(layout.spec),
+        "names": json.dumps(layout.names),
+        "tied": json.dumps(dict(layout.tied)),
+        "kinds": json.dumps([component.shape.kind for component in parts.components]),
+        "provenance": provenance,
+    }
+
+
+def _parts(tensors: State, facts: Mapping[str, str]) -> Parts:
+    spec = spec_from_json(facts["spec"])
+    layout = Coordinates(tuple(json.loads(facts["names"])), spec, json.loads(facts["tied"]))
+    kinds: list[str] = json.loads(facts["kinds"])
+    components = tuple(
+        Gaussian(tensors[f"{index}.centre"], SHAPES[kind].from_tensors(_under(tensors, f"{index}.shape.")))
+        for index, kind in enumerate(kinds)
+    )
+    rest = tuple(_under(tensors, f"{index}.rest.") for index in range(len(kinds)))
+    provenance: dict[str, Any] = json.loads(facts["provenance"])
+    return Parts(components, tensors["weights"], layout, rest, provenance)
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> State:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
