@@ -26,7 +26,6 @@ class Runner:
     """A job made ready: target and plan are built once, units run one after the other."""
 
     job: Job
-    per_shard: int
     tell: Tell | None = None
 
     def __post_init__(self) -> None:
@@ -36,7 +35,7 @@ class Runner:
     def __call__(self, unit: Unit, journal: Journal) -> Place:
         """Run one unit."""
         job, layout = self.job, self.target.layout
-        run = UnitRun(self.plan, layout, job.seed, self.per_shard, self.tell)
+        run = UnitRun(self.plan, layout, job.seed, self.tell)
         with threads(job.threads):
             return run(unit, lambda: networks_at(job.model, layout, job.start, unit.window, job.seed), journal)
 
@@ -52,20 +51,20 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def run_here(job: Job, units: list[Unit], journal: Journal, per_shard: int, tell: Tell | None) -> dict[str, Any]:
+def run_here(job: Job, units: list[Unit], journal: Journal, tell: Tell | None) -> dict[str, Any]:
     """Run units one after the other; returns their last States by name."""
-    runner = Runner(job, per_shard, tell)
+    runner = Runner(job, tell)
     return {unit.name: runner(unit, journal).state for unit in units}
 
 
-def run_apart(job: Job, units: list[Unit], disk: Disk, per_shard: int, tell: Tell | None, workers: int) -> None:
+def run_apart(job: Job, units: list[Unit], disk: Disk, tell: Tell | None, workers: int) -> None:
     """Run units in processes of their own, which write to the disk."""
     from multiprocessing import get_context
     from pickle import PicklingError
 
     context = get_context("spawn")  # not fork: torch's threads do not survive it
     news = context.SimpleQueue() if tell is not None else None
-    start = partial(_start, job, disk.path, disk.provenance, per_shard, news)
+    start = partial(_start, job, disk.path, disk.provenance, news)
     disk.writer(units[0])  # the manifest is there before several processes write
     try:
         with ProcessPoolExecutor(min(workers, len(units)), context, initializer=start) as pool:
@@ -96,7 +95,7 @@ def _listen(tasks: set[Any], news: Any, tell: Tell | None) -> None:
 _RUNNER: list[tuple[Runner, Disk]] = []  # of a worker process
 
 
-def _start(job: Job, path: Path, provenance: Mapping[str, Any], per_shard: int, news: Any) -> None:
+def _start(job: Job, path: Path, provenance: Mapping[str, Any], news: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
     tell: Callable[[Unit, Progress], None] | None = None
     if news is not None:
@@ -104,7 +103,7 @@ def _start(job: Job, path: Path, provenance: Mapping[str, Any], per_shard: int, 
         def tell(unit: Unit, progress: Progress) -> None:
             news.put((unit, progress))
 
-    runner = Runner(job, per_shard, tell)
+    runner = Runner(job, tell)
     _RUNNER.append((runner, Disk(path, runner.target.layout.spec, provenance)))
 
 

@@ -2,7 +2,7 @@
 
 On disk a run is a population folder with a folder `run` inside: `definition.json` says what is run, `state-*` is where
 each unit of chains was, `info-*` are the diagnostics that belong to each shard. Shards and checkpoints are whole or
-absent. A shard holds a fixed number of draws; draws that a resumed run repeats are the same, so what is there stays.
+absent. Draws that a resumed run repeats are the same as those on the disk, which stay.
 """
 
 from __future__ import annotations
@@ -19,22 +19,12 @@ from torch import Tensor
 from onebasin.inference.checkpoint import leaves, read_tensors, rebuilt, state_type, write_tensors
 from onebasin.inference.kernel import Kernel
 from onebasin.inference.units import Unit
-from onebasin.population.shard import Block
+from onebasin.population.shard import Block, read_shard, shard_name
 from onebasin.population.writer import PopulationWriter
 from onebasin.state import Spec, State
 
 RUN = "run"
-_COUNTERS = ("stage", "step", "draw", "shard")
-_SHARDS = 256  # at most so many of each unit, so that a folder stays quick to list
-
-
-def draws_per_shard(draws: int) -> int:
-    """Draws of a chain that are written together.
-
-    >>> draws_per_shard(100), draws_per_shard(10_000)
-    (1, 40)
-    """
-    return max(1, -(-draws // _SHARDS))
+_COUNTERS = ("stage", "step", "draw")
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +35,12 @@ class Place:
         stage: index of the stage.
         step: steps of that stage that are done.
         draw: draws that are done.
-        shard: shards that are written.
         state: the kernel's State.
     """
 
     stage: int
     step: int
     draw: int
-    shard: int
     state: Any
 
 
@@ -82,28 +70,33 @@ class Journal(Protocol):
     def remember(self, unit: Unit, place: Place) -> None:
         """Store where the unit is."""
 
-    def write(self, unit: Unit, index: int, draws: Written) -> None:
-        """Keep the draws of shard `index`."""
+    def finished(self, unit: Unit) -> int:
+        """Draws of each of the unit's chains that are kept already."""
+
+    def write(self, unit: Unit, draws: Written) -> None:
+        """Keep further draws."""
 
 
 @dataclass(eq=False)
 class Memory:
     """Draws in memory; nothing to continue."""
 
-    shards: dict[tuple[int, str], Written] = field(default_factory=dict)
-    states: dict[str, Any] = field(default_factory=dict)
+    shards: dict[str, list[Written]] = field(default_factory=dict)
 
     def place(self, unit: Unit, kernels: list[Kernel[Any]]) -> Place | None:
         """Always the beginning."""
         return None
 
     def remember(self, unit: Unit, place: Place) -> None:
-        """Keep the last State, of which a posterior may be made."""
-        self.states[unit.name] = place.state
+        """Nothing outlives the process."""
 
-    def write(self, unit: Unit, index: int, draws: Written) -> None:
+    def finished(self, unit: Unit) -> int:
+        """None at the beginning."""
+        return 0
+
+    def write(self, unit: Unit, draws: Written) -> None:
         """Keep the draws."""
-        self.shards[index, unit.name] = draws
+        self.shards.setdefault(unit.name, []).append(draws)
 
 
 @dataclass(eq=False)
@@ -135,21 +128,25 @@ class Disk:
         if not path.is_file():
             return None
         tensors, facts = read_tensors(path)
-        stage, step, draw, shard = (int(facts[name]) for name in _COUNTERS)
-        return Place(stage, step, draw, shard, rebuilt(state_type(kernels[stage]), tensors))
+        stage, step, draw = (int(facts[name]) for name in _COUNTERS)
+        return Place(stage, step, draw, rebuilt(state_type(kernels[stage]), tensors))
 
     def remember(self, unit: Unit, place: Place) -> None:
         """Replace the unit's checkpoint."""
         facts = {name: str(getattr(place, name)) for name in _COUNTERS}
         write_tensors(self._state(unit), dict(leaves(place.state)), facts)
 
-    def write(self, unit: Unit, index: int, draws: Written) -> None:
-        """Write diagnostics, then the shard; a shard that is there already holds the same draws."""
+    def finished(self, unit: Unit) -> int:
+        """Counted in the unit's shards."""
+        sequences = range(self.writer(unit).sequence)
+        shards = [read_shard(self.path / shard_name(sequence, unit.name)) for sequence in sequences]
+        return sum(shard.source.count for shard in shards) // len(unit.keep)
+
+    def write(self, unit: Unit, draws: Written) -> None:
+        """Write the diagnostics, then the shard: one without the other will be written again."""
         writer = self.writer(unit)
-        if index < writer.sequence:
-            return
-        facts = {"unit": unit.name, "shard": str(index)}
-        write_tensors(self.path / RUN / f"info-{index:05d}-{unit.name}.safetensors", draws.info, facts)
+        path = self.path / RUN / f"info-{unit.name}-{writer.sequence:05d}.safetensors"
+        write_tensors(path, draws.info, {"unit": unit.name})
         writer.write(Block(draws.tensors, len(draws.chain), draws.chain, draws.log_density))
 
     def _state(self, unit: Unit) -> Path:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
-from torch import Tensor
 
-from onebasin.inference.journal import Journal, Place, Written
+from onebasin.inference.journal import Journal, Place
 from onebasin.inference.kernel import Info, Moment, Networks, Plan
 from onebasin.inference.layout import Layout
+from onebasin.inference.pending import Pending
 from onebasin.inference.seeds import Streams
 from onebasin.inference.units import Unit
 
@@ -34,7 +33,7 @@ class Progress:
         done: gradients of one chain so far, out of `total`.
         total: gradients of one chain in the whole run.
         stage: what is being done.
-        draws: finished draws of each chain.
+        draws: draws of each chain that are safely kept.
         chains: chains of the unit.
         info: the latest Info, averaged over chains and the last block.
     """
@@ -55,14 +54,12 @@ class UnitRun:
         plan: what to do.
         layout: how positions become networks.
         seed: of the run.
-        per_shard: draws that are written together.
         tell: receives the progress after each block.
     """
 
     plan: Plan
     layout: Layout
     seed: int
-    per_shard: int
     tell: Tell | None = None
     _written: float = field(default_factory=time.monotonic)
 
@@ -72,7 +69,7 @@ class UnitRun:
         place = journal.place(unit, kernels)
         if place is None:
             state = kernels[0].init(start(), self._streams(unit, 0, "init"))
-            place = Place(0, 0, 0, 0, state)
+            place = Place(0, 0, 0, state)
         place = self._stages(unit, place, journal)
         return self._draws(unit, place, journal)
 
@@ -89,28 +86,32 @@ class UnitRun:
             ended = stage.kernel.draw(place.state, self._streams(unit, place.stage, "end"))
             following = stages[place.stage + 1].kernel
             state = following.init(ended, self._streams(unit, place.stage + 1, "init"))
-            place = Place(place.stage + 1, 0, 0, 0, state)
+            place = Place(place.stage + 1, 0, 0, state)
             self._checkpoint(unit, place, journal)
 
     def _draws(self, unit: Unit, place: Place, journal: Journal) -> Place:
-        """All draws, written shard by shard; a resumed run begins with the shard that was not complete."""
+        """All draws, written every now and then, and at once when the run is interrupted."""
         kernel = self.plan.stages[-1].kernel
-        networks: list[Networks] = []
-        infos: list[Info] = []
-        while place.draw < self.plan.draws:
-            left = self.plan.thin[place.draw % len(self.plan.thin)]
-            while left:
-                place, found = self._block(unit, place, min(BLOCK, left))
-                infos += found
-                left -= min(BLOCK, left)
-            networks.append(kernel.draw(place.state, self._streams(unit, place.stage, f"draw {place.draw}")))
-            place = replace(place, draw=place.draw + 1)
-            if len(networks) == self.per_shard or place.draw == self.plan.draws:
-                journal.write(unit, place.shard, self._shard(unit, networks, infos))
-                place = replace(place, shard=place.shard + 1)
-                networks, infos = [], []
-                self._checkpoint(unit, place, journal, last=place.draw == self.plan.draws)
-            self._report(unit, place, infos[-BLOCK:])
+        pending = Pending(unit, self.layout, journal, place.draw)
+        try:
+            while place.draw < self.plan.draws:
+                infos: list[Info] = []
+                left = self.plan.thin[place.draw % len(self.plan.thin)]
+                while left:
+                    place, found = self._block(unit, place, min(BLOCK, left))
+                    infos += found
+                    left -= min(BLOCK, left)
+                drawn = kernel.draw(place.state, self._streams(unit, place.stage, f"draw {place.draw}"))
+                place = replace(place, draw=place.draw + 1)
+                pending.add(drawn, infos)
+                if pending.due():
+                    pending.flush()
+                    self._checkpoint(unit, place, journal)
+                self._report(unit, place, infos[-BLOCK:], pending.finished)
+        finally:
+            pending.flush()
+        journal.remember(unit, place)
+        self._report(unit, place, [], pending.finished)
         return place
 
     def _block(self, unit: Unit, place: Place, steps: int) -> tuple[Place, list[Info]]:
@@ -125,29 +126,16 @@ class UnitRun:
         self._report(unit, place, infos)
         return place, infos
 
-    def _shard(self, unit: Unit, networks: list[Networks], infos: list[Info]) -> Written:
-        """Whole networks of the kept chains, ordered by chain, then by draw."""
-        draws, keep = len(networks), unit.rows
-        position = torch.stack([one.position[keep] for one in networks], dim=1).flatten(0, 1)
-        names = networks[0].rest
-        rest = {name: torch.stack([one.rest[name][keep] for one in networks], dim=1).flatten(0, 1) for name in names}
-        density = torch.stack([one.log_density[keep] for one in networks], dim=1).flatten()
-        tensors = {name: value.cpu() for name, value in self.layout.networks(position, rest).items()}
-        chain = torch.tensor(list(unit.keep)).repeat_interleave(draws)
-        rows = infos[0] if infos else {}
-        info = {name: torch.stack([one[name].double()[keep] for one in infos], dim=1).cpu() for name in rows}
-        return Written(tensors, chain, density.cpu(), info)
-
-    def _checkpoint(self, unit: Unit, place: Place, journal: Journal, last: bool = False) -> None:
+    def _checkpoint(self, unit: Unit, place: Place, journal: Journal) -> None:
         """Remember the place from time to time; what lies between would be computed again."""
-        if last or time.monotonic() - self._written > _CHECKPOINT_SECONDS:
+        if time.monotonic() - self._written > _CHECKPOINT_SECONDS:
             journal.remember(unit, place)
             self._written = time.monotonic()
 
     def _streams(self, unit: Unit, stage: int, block: str) -> Streams:
         return Streams(self.seed, unit.window, f"{self.plan.stages[stage].name} {stage} {block}")
 
-    def _report(self, unit: Unit, place: Place, infos: list[Info]) -> None:
+    def _report(self, unit: Unit, place: Place, infos: list[Info], finished: int = 0) -> None:
         if self.tell is None:
             return
         done, total = work_done(self.plan, place), work(self.plan)
@@ -156,7 +144,7 @@ class UnitRun:
         stage = self.plan.stages[place.stage]
         last = place.stage + 1 == len(self.plan.stages)
         doing = "drawing" if last and place.step >= stage.steps else stage.name
-        self.tell(unit, Progress(done, total, doing, place.draw, len(unit.keep), means))
+        self.tell(unit, Progress(done, total, doing, finished, len(unit.keep), means))
 
 
 def work(plan: Plan) -> int:
@@ -171,12 +159,3 @@ def work_done(plan: Plan, place: Place) -> int:
     """Gradients of one chain so far."""
     before = sum(stage.steps for stage in plan.stages[: place.stage])
     return before + place.step * (plan.gradients if place.stage + 1 == len(plan.stages) else 1)
-
-
-def kept(state: Any, rows: slice) -> Any:
-    """A State of some of its chains."""
-    if isinstance(state, Tensor):
-        return state[rows]
-    if isinstance(state, Mapping):
-        return {name: kept(value, rows) for name, value in state.items()}
-    return type(state)(*[kept(value, rows) for value in state])

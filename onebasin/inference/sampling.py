@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from onebasin.errors import InputError
 from onebasin.inference.crew import run_apart, run_here
@@ -18,7 +18,6 @@ from onebasin.inference.job import Execution, Job, job_of
 from onebasin.inference.journal import (
     Disk,
     Memory,
-    draws_per_shard,
     join_info,
     read_definition,
     read_info,
@@ -26,8 +25,10 @@ from onebasin.inference.journal import (
     write_definition,
 )
 from onebasin.inference.network import Data
+from onebasin.inference.run import Tell
 from onebasin.inference.summary import summary
 from onebasin.inference.telling import Show, Teller
+from onebasin.inference.units import Unit
 from onebasin.population import Population
 
 _MAY_CHANGE = {"draws"}  # options that a resumed run may change: it then draws more
@@ -85,34 +86,29 @@ def sample(
 
 
 def _in_memory(job: Job, execution: Execution, show: Show | None) -> Population:
-    memory, per_shard = Memory(), draws_per_shard(_draws(job))
-    units = job.units(execution.get("chunk"))
-    run_here(job, units, memory, per_shard, _tell(job, units, show))
-    shards = [memory.shards[key] for key in sorted(memory.shards)]
-    names = shards[0].tensors
-    tensors = {name: torch.cat([shard.tensors[name] for shard in shards]) for name in names}
-    info = stack_info(
-        [join_info([memory.shards[key].info for key in sorted(memory.shards) if key[1] == unit.name]) for unit in units]
-    )
-    return Population.from_stacked(
-        tensors,
+    memory, units = Memory(), job.units(execution.get("chunk"))
+    run_here(job, units, memory, _tell(units, show))
+    shards = [shard for unit in units for shard in memory.shards[unit.name]]
+    info = stack_info([join_info([shard.info for shard in memory.shards[unit.name]]) for unit in units])
+    population = Population.from_stacked(
+        {name: torch.cat([shard.tensors[name] for shard in shards]) for name in shards[0].tensors},
         chain=torch.cat([shard.chain for shard in shards]),
         log_density=torch.cat([shard.log_density for shard in shards]),
         provenance={**job.definition(), "diagnostics": summary(info)},
     )
+    return by_chain(population)
 
 
 def _on_disk(job: Job, execution: Execution, path: Path, resume: bool, show: Show | None) -> Population:
-    definition = {**job.definition(), "per_shard": draws_per_shard(_draws(job)), "chunk": execution.get("chunk")}
-    definition = _agreed(path, definition, resume)
+    definition = _agreed(path, {**job.definition(), "chunk": execution.get("chunk")}, resume)
     units = job.units(definition["chunk"])
-    disk = Disk(path, job.target().layout.spec, {key: value for key, value in definition.items() if key != "chunk"})
-    tell, workers = _tell(job, units, show), execution.get("workers", 1)
+    disk = Disk(path, job.target().layout.spec, definition)
+    tell, workers = _tell(units, show), execution.get("workers", 1)
     if workers > 1 and len(units) > 1:
-        run_apart(job, units, disk, definition["per_shard"], tell, workers)
+        run_apart(job, units, disk, tell, workers)
     else:
-        run_here(job, units, disk, definition["per_shard"], tell)
-    population = Population.open(path)
+        run_here(job, units, disk, tell)
+    population = by_chain(Population.open(path))
     diagnostics: Mapping[str, Any] = summary(read_info(path))
     return replace(population, provenance={**population.provenance, "diagnostics": diagnostics})
 
@@ -130,9 +126,9 @@ def _agreed(path: Path, definition: dict[str, Any], resume: bool) -> dict[str, A
     for key in ("options", "density"):
         for name in sorted({*stored[key], *definition[key]} - _MAY_CHANGE):
             _refuse_change(path, name, stored[key].get(name), definition[key].get(name))
-    for key in sorted({*stored, *definition} - {"options", "density", "per_shard", "chunk"}):
+    for key in sorted({*stored, *definition} - {"options", "density", "chunk"}):
         _refuse_change(path, key, stored.get(key), definition.get(key))
-    return {**definition, "per_shard": stored["per_shard"], "chunk": stored["chunk"]}
+    return {**definition, "chunk": stored["chunk"]}
 
 
 def _refuse_change(path: Path, name: str, before: Any, now: Any) -> None:
@@ -148,17 +144,12 @@ def _only_ours(path: Path) -> bool:
     return [entry.name for entry in path.iterdir()] == ["run"]
 
 
-def _draws(job: Job) -> int:
-    return job.plan(job.target()).draws
-
-
-def _tell(job: Job, units: list[Any], show: Show | None) -> Any:
+def _tell(units: list[Unit], show: Show | None) -> Tell | None:
     return None if show is None else Teller(show, len(units))
 
 
-def chains_of(population: Population, values: Tensor) -> Tensor:
-    """Arrange one value per member (members, ...) as (chains, draws, ...); chains are cut to the shortest."""
-    chain = population.chain if population.chain is not None else torch.zeros(len(population), dtype=torch.int64)
-    rows = [(chain == number).nonzero()[:, 0] for number in sorted(set(chain.tolist()))]
-    shortest = min(len(row) for row in rows)
-    return torch.stack([values[row[:shortest]] for row in rows])
+def by_chain(population: Population) -> Population:
+    """The members ordered by chain, and in the order of drawing within each; shards are in the order of writing."""
+    if population.chain is None:
+        return population
+    return population[torch.argsort(population.chain, stable=True)]
