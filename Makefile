@@ -15,9 +15,10 @@ help:  ## this list
 setup: $(STAMP)  ## one .venv with the pinned packages; nothing to do when it is up to date
 
 # pip rather than uv: the index of the pinned CPU build of torch is in pip's own settings.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt oracles.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r oracles.txt
 	@touch $@
 
 demo: setup  ## find and prove the symmetries of the built-in example models

@@ -78,6 +78,15 @@ def transformer() -> nn.Module:
     return nn.Sequential(nn.Embedding(20, 16), layer, nn.Linear(16, 20))
 
 
+def digits_mlp() -> nn.Module:
+    """A classifier of 8 x 8 digits with one hidden layer: ``onebasin sample onebasin.examples:digits_mlp digits``.
+
+    >>> digits_mlp()(torch.zeros(2, 64)).shape
+    torch.Size([2, 10])
+    """
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
 class _ConvNorm(nn.Sequential):
     def __init__(self, channels_in: int, channels_out: int) -> None:
         super().__init__(nn.Conv2d(channels_in, channels_out, 3, padding=1, bias=False), nn.BatchNorm2d(channels_out))

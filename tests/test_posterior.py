@@ -11,6 +11,9 @@ from torch.distributions import Categorical, MixtureSameFamily, MultivariateNorm
 
 from onebasin.errors import InputError, SpecError, StorageError
 from onebasin.posterior import Coordinates, Diagonal, Gaussian, LowRank, Posterior, Shape, load_posterior
+from onebasin.posterior.full import Full
+from onebasin.posterior.kronecker import Block, Kronecker
+from onebasin.posterior.partial import Partial
 from onebasin.posterior.posterior import shares
 from onebasin.posterior.shapes import SHAPES
 from onebasin.state import TensorSpec, spec_of
@@ -238,9 +241,26 @@ def test_a_stacked_equal_mixture_narrows_what_was_wide(tmp_path: Path) -> None:
     assert made.draw(2, seeded(0)).member(0)["w"].dtype == torch.float16
 
 
-def test_every_shape_is_stored_under_its_kind() -> None:
-    assert all(kind == shape.kind for kind, shape in SHAPES.items())
-    assert {"diagonal", "low_rank"} <= set(SHAPES)
+def one_of_each(size: int) -> list[Shape]:
+    root = numbers(size, size, seed=1)
+    left, right = (torch.linalg.qr(numbers(side, side, seed=side)).Q for side in (2, size // 2))
+    blocks = [Block(left, right, numbers(2, size // 2).exp())]
+    full, kronecker = Full.from_covariance(root @ root.T), Kronecker(blocks)
+    partial = Partial(Kronecker(blocks), torch.arange(size) + 3, size + 5)
+    return [*shapes_of(size, 2), full, kronecker, partial]
+
+
+def test_every_shape_can_be_stored(tmp_path: Path) -> None:
+    made = one_of_each(6)
+    assert {shape.kind: type(shape) for shape in made} == SHAPES
+    for shape in made:
+        layout = Coordinates(("w",), {"w": TensorSpec((shape.size,), torch.float64)}, {})
+        posterior = Posterior.equal([Gaussian(numbers(shape.size), shape)], layout, [{}])
+        loaded = load_posterior(posterior.save(tmp_path / f"{shape.kind}.safetensors"))
+        assert torch.equal(posterior.draw(5, seeded(1)).tensor("w"), loaded.draw(5, seeded(1)).tensor("w"))
+        point = posterior.draw(1, seeded(2)).member(0)
+        assert posterior.log_density(point) == loaded.log_density(point)
+        assert torch.equal(posterior.std["w"], loaded.std["w"])
 
 
 def test_bad_input_is_told_in_a_sentence() -> None:

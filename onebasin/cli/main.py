@@ -16,6 +16,7 @@ from onebasin.cli.demo import demo
 from onebasin.cli.discover import discover
 from onebasin.cli.merge import merge
 from onebasin.cli.options import debug
+from onebasin.cli.sample import sample
 from onebasin.errors import DiskError, OnebasinError
 
 _BUG, _INTERRUPTED, _PIPE_CLOSED = 1, 130, 141
@@ -28,7 +29,7 @@ def group() -> None:
     """Find the symmetries of neural networks, and read crowds of networks as one posterior."""
 
 
-for verb in (align, compare, demo, discover, merge):
+for verb in (align, compare, demo, discover, merge, sample):
     group.add_command(verb)
 
 

@@ -52,8 +52,15 @@ def progress_bar(text: str) -> Iterator[Show]:
         yield lambda done, members, doing: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # A column of its own wraps, so that a long sentence does not push the bar off the line.
+    columns = (
+        TextColumn("{task.description}", table_column=Column()),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     bar = Progress(*columns, console=console, transient=True)
     task = bar.add_task(text, total=None)
 

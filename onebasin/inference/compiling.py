@@ -1,8 +1,8 @@
 """Compile a function of tensors for fixed shapes, when a C++ compiler is there.
 
-The function is traced once with `make_fx`, and the graph goes straight to inductor: no guards are checked at each
-call, which counts when a gradient takes a tenth of a millisecond, and compiling takes seconds where `torch.compile`
-takes ten.
+The function is traced once with `make_fx`, its matrix products rewritten by the way, and the graph goes straight to
+inductor: no guards are checked at each call, which counts when a gradient takes a tenth of a millisecond, and compiling
+takes seconds where `torch.compile` takes ten.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from onebasin.inference.products import rewritings
 
 Function = Callable[..., tuple[Tensor, ...]]
 _LOG = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ def _built(function: Function, arguments: Sequence[Tensor]) -> Function:
     import torch._inductor
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    graph = make_fx(function)(*arguments)
+    graph = make_fx(function, decomposition_table=rewritings())(*arguments)
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes):
         raise ValueError("it draws random numbers, which must be those of the seed at each call")
     made: Any = torch._inductor.compile(graph, list(arguments))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -27,6 +29,7 @@ class Runner:
 
     job: Job
     tell: Tell | None = None
+    heed: Callable[[], None] | None = None
 
     def __post_init__(self) -> None:
         self.target = self.job.target()
@@ -35,7 +38,7 @@ class Runner:
     def __call__(self, unit: Unit, journal: Journal) -> Place:
         """Run one unit."""
         job, layout = self.job, self.target.layout
-        run = UnitRun(self.plan, layout, job.seed, self.tell)
+        run = UnitRun(self.plan, layout, job.seed, self.tell, self.heed)
         with threads(job.threads):
             return run(unit, lambda: networks_at(job.model, layout, job.start, unit.window, job.seed), journal)
 
@@ -51,29 +54,35 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def run_here(job: Job, units: list[Unit], journal: Journal, tell: Tell | None) -> dict[str, Any]:
-    """Run units one after the other; returns their last States by name."""
+def run_here(job: Job, units: list[Unit], journal: Journal, tell: Tell | None) -> None:
+    """Run units one after the other."""
     runner = Runner(job, tell)
-    return {unit.name: runner(unit, journal).state for unit in units}
+    for unit in units:
+        runner(unit, journal)
 
 
 def run_apart(job: Job, units: list[Unit], disk: Disk, tell: Tell | None, workers: int) -> None:
-    """Run units in processes of their own, which write to the disk."""
+    """Run units in processes of their own, which write to the disk. When this process is interrupted, they are too."""
     from multiprocessing import get_context
-    from pickle import PicklingError
 
     context = get_context("spawn")  # not fork: torch's threads do not survive it
-    news = context.SimpleQueue() if tell is not None else None
-    start = partial(_start, job, disk.path, disk.provenance, news)
+    news, stop = context.SimpleQueue(), context.Event()
+    start = partial(_start, job, disk.path, disk.provenance, news if tell is not None else None, stop)
     disk.writer(units[0])  # the manifest is there before several processes write
     try:
         with ProcessPoolExecutor(min(workers, len(units)), context, initializer=start) as pool:
-            tasks = {pool.submit(_work, unit) for unit in units}
-            _listen(tasks, news, tell)
+            try:
+                with _deaf():
+                    tasks = {pool.submit(_work, unit) for unit in units}
+                _listen(tasks, news, tell)
+            except BaseException:
+                stop.set()  # workers write what they have, and end
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
             for task in as_completed(tasks):
                 task.result()
-    except (PicklingError, AttributeError, TypeError) as error:
-        if "pickle" not in str(error):
+    except Exception as error:
+        if "pickle" not in str(error).lower():
             raise
         raise InputError(
             f"several workers need a model and options that can be sent to another process, found one that cannot "
@@ -81,32 +90,50 @@ def run_apart(job: Job, units: list[Unit], disk: Disk, tell: Tell | None, worker
         ) from error
 
 
-def _listen(tasks: set[Any], news: Any, tell: Tell | None) -> None:
-    """Pass on what workers tell, until all have finished."""
-    while tell is not None and not all(task.done() for task in tasks):
-        if news.empty():
-            from time import sleep
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ignore Ctrl-C inside the block, and let processes that are started there ignore it for good."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may say what happens to signals
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
-            sleep(0.05)
-            continue
-        tell(*news.get())
+
+def _listen(tasks: set[Any], news: Any, tell: Tell | None) -> None:
+    """Pass on what workers tell, until all have finished or one has failed."""
+    while not all(task.done() for task in tasks):
+        if any(task.done() and task.exception() for task in tasks):
+            return
+        if tell is None or news.empty():
+            time.sleep(0.05)
+        else:
+            tell(*news.get())
 
 
 _RUNNER: list[tuple[Runner, Disk]] = []  # of a worker process
 
 
-def _start(job: Job, path: Path, provenance: Mapping[str, Any], news: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
-    tell: Callable[[Unit, Progress], None] | None = None
-    if news is not None:
+def _start(job: Job, path: Path, provenance: Mapping[str, Any], news: Any, stop: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then tells its workers
 
-        def tell(unit: Unit, progress: Progress) -> None:
-            news.put((unit, progress))
+    def tell(unit: Unit, progress: Progress) -> None:
+        news.put((unit, progress))
 
-    runner = Runner(job, tell)
+    def heed() -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+
+    runner = Runner(job, None if news is None else tell, heed)
     _RUNNER.append((runner, Disk(path, runner.target.layout.spec, provenance)))
 
 
 def _work(unit: Unit) -> None:
     runner, disk = _RUNNER[0]
-    runner(unit, disk)
+    try:
+        runner(unit, disk)
+    except KeyboardInterrupt:
+        return  # what was drawn is written

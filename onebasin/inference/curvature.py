@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
-from onebasin.inference.curvature_kronecker import kronecker_factors, kronecker_layers
-from onebasin.inference.curvature_rows import Seen, dense, diagonal
+from onebasin.inference.curvature_diagonal import diagonal
+from onebasin.inference.curvature_kronecker import kronecker_factors
+from onebasin.inference.curvature_layers import known_layers, tensor_names
+from onebasin.inference.curvature_rows import Seen, dense
 from onebasin.posterior.diagonal import Diagonal
 from onebasin.posterior.full import Full
 from onebasin.posterior.gaussian import Shape
@@ -74,7 +76,8 @@ class Blocks:
 
     def log_determinant(self, precision: Tensor) -> Tensor:
         """Sum of the logarithms of all eigenvalues."""
-        return torch.stack([(values + own).log().sum() for values, own in zip(self.eigenvalues(), precision)]).sum()
+        pairs = zip(self.eigenvalues(), precision, strict=True)
+        return torch.stack([(values + own).log().sum() for values, own in pairs]).sum()
 
     def shape(self, precision: Tensor, temperature: float, dtype: torch.dtype) -> Shape:
         """Diagonal, or Kronecker blocks."""
@@ -82,8 +85,9 @@ class Blocks:
         for (left, right, values), own in zip(self.spectra, precision, strict=True):
             if not bool((values + own > 0).all()):
                 _refuse_flat(int((values + own <= 0).sum()))
-            sides = (None if side is None else side.to(dtype) for side in (left, right))
-            blocks.append(Block(*sides, ((values + own) / temperature).rsqrt().to(dtype)))
+            scale = ((values + own) / temperature).rsqrt().to(dtype)
+            left, right = (None if side is None else side.to(dtype) for side in (left, right))
+            blocks.append(Block(left, right, scale))
         return Diagonal(torch.cat([block.scale.reshape(-1) for block in blocks])) if self.plain else Kronecker(blocks)
 
 
@@ -101,11 +105,12 @@ class Dense:
 
     def eigenvalues(self) -> list[Tensor]:
         """All of them in one block."""
-        return [torch.linalg.eigvalsh(self.matrix).clamp(min=0)]
+        return [_decomposed(self.matrix)[0]]
 
     def log_determinant(self, precision: Tensor) -> Tensor:
-        """By the Cholesky factor."""
-        return torch.linalg.slogdet(self._total(precision)).logabsdet
+        """Of the sum, written out."""
+        found: Tensor = torch.linalg.slogdet(self._total(precision)).logabsdet
+        return found
 
     def shape(self, precision: Tensor, temperature: float, dtype: torch.dtype) -> Shape:
         """Full."""
@@ -147,17 +152,17 @@ def curvature_of(seen: Seen | None, structure: str, names: Sequence[str], shapes
 
 def _blocks(seen: Seen, plain: bool, names: Sequence[str]) -> Blocks:
     spectra: dict[str, Spectrum] = {}
-    layers = {} if plain else kronecker_layers(seen)
-    wanted = {name: module for name, module in layers.items() if {f"{name}.weight", f"{name}.bias"} & set(names)}
-    for layer, factors in kronecker_factors(seen, wanted).items() if wanted else ():
-        prefix = f"{layer}." if layer else ""
+    layers = {} if plain else known_layers(seen)
+    wanted = {name: layer for name, layer in layers.items() if set(tensor_names(name)) & set(names)}
+    for name, factors in kronecker_factors(seen, wanted).items() if wanted else ():
+        weight, bias = tensor_names(name)
         values, left = _decomposed(factors.slopes)
         across, right = _decomposed(factors.inputs)
-        spectra[f"{prefix}weight"] = Spectrum(left, right, torch.outer(values, across))
-        spectra[f"{prefix}bias"] = Spectrum(left, None, values[:, None])
+        spectra[weight] = Spectrum(left, right, torch.outer(values, across))
+        spectra[bias] = Spectrum(left, None, values[:, None])
     others = [name for name in names if name not in spectra]
-    for name, values in zip(others, diagonal(seen, others) if others else (), strict=True):
-        spectra[name] = Spectrum(None, None, _finite(values)[:, None])
+    for name, own in diagonal(seen, others).items():
+        spectra[name] = Spectrum(None, None, _finite(own)[:, None])
     return Blocks([spectra[name] for name in names], plain)
 
 

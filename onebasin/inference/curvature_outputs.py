@@ -10,7 +10,7 @@ import math
 
 import torch
 from torch import Tensor
-from torch.func import hessian, vmap
+from torch.func import jacrev, vmap
 
 from onebasin.inference.likelihood import LogLikelihood, categorical, learned_gaussian
 
@@ -39,7 +39,7 @@ def output_roots(likelihood: LogLikelihood, outputs: Tensor, targets: Tensor) ->
         return -likelihood(output[None], target[None])[0]
 
     size = outputs[0].numel()
-    curvature = vmap(hessian(negative))(outputs, targets).reshape(len(outputs), size, size)
+    curvature = vmap(jacrev(jacrev(negative)))(outputs, targets).reshape(len(outputs), size, size)
     values, vectors = torch.linalg.eigh(curvature.double())
     found: Tensor = (vectors * values.clamp(min=0).sqrt()[:, None, :]).to(outputs.dtype)
     return found

@@ -17,6 +17,7 @@ from onebasin.predict.batches import batches
 from onebasin.state import State
 
 _ENTRIES = 2**24  # numbers in the Jacobians of one piece of the data
+_PIECE = 64  # examples in one piece: all its activations are there once per root
 
 
 class Seen(NamedTuple):
@@ -46,15 +47,6 @@ class Seen(NamedTuple):
         return self.outputs({**self.sampled, **(moved or {})}, self.rest, call, False)[0]
 
 
-def diagonal(seen: Seen, names: Sequence[str]) -> list[Tensor]:
-    """Diagonal of the matrix, float64, one vector for each of the tensors `names`."""
-    sizes = [seen.sampled[name].numel() for name in names]
-    total = torch.zeros(sum(sizes), dtype=torch.float64, device=seen.target.layout.device)
-    for found in rows(seen, names):
-        total += found.double().square().sum(0)
-    return list(total.split(sizes))
-
-
 def dense(seen: Seen, names: Sequence[str]) -> Tensor:
     """The whole matrix (d, d) of the tensors `names`, float64."""
     size = sum(seen.sampled[name].numel() for name in names)
@@ -75,7 +67,7 @@ def rows(seen: Seen, names: Sequence[str]) -> Iterator[Tensor]:
     each = vmap(jacrev(projected), in_dims=(None, 0, 0))
     with torch.no_grad():
         size = sum(value.numel() for value in moving.values()) * seen(next(seen.pieces(1))[0]).numel()
-        for call, goal in seen.pieces(max(1, min(seen.target.piece, _ENTRIES // max(1, size)))):
+        for call, goal in seen.pieces(max(1, min(_PIECE, seen.target.piece, _ENTRIES // max(1, size)))):
             roots = output_roots(seen.likelihood, seen(call), goal)
             slopes = each(moving, call, roots)
             yield torch.cat([slopes[name].flatten(2).flatten(0, 1) for name in names], dim=1)

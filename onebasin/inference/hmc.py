@@ -19,6 +19,7 @@ from onebasin.inference.kernel import Info, Moment, Networks, Plan, Stage
 from onebasin.inference.leapfrog import Phase, energy_change, kinetic, leapfrog
 from onebasin.inference.mass import Spread, mass_update
 from onebasin.inference.seeds import Streams
+from onebasin.inference.start import refuse_wild
 from onebasin.inference.step_size import Tuner
 from onebasin.inference.target import Evaluation, Target
 from onebasin.state import State
@@ -89,13 +90,7 @@ class HMC:
         """Evaluate the start and find a step size of the right magnitude."""
         position, rest = start.position, start.rest
         found = self.target(position, rest)
-        bad = ~(torch.isfinite(found.potential) & torch.isfinite(found.gradient).all(1))
-        if bool(bad.any()):
-            chain = streams.chains[int(bad.nonzero()[0])]
-            raise InputError(
-                f"expected a finite log density at the start, found none at the start of chain {chain}: train the "
-                "starting networks (epochs=...), use a tighter prior, or give start= yourself"
-            )
+        refuse_wild(found, streams.chains)
         inverse_mass = torch.ones_like(position[:, :1])
         if self.step_size is None:
             step = self._first_step(Phase(position, torch.zeros_like(position), found), rest, inverse_mass, streams)
@@ -131,6 +126,7 @@ class HMC:
         before = Phase(state.position, noise * (self.temperature / state.inverse_mass).sqrt(), state.found)
         after = leapfrog(self.target, state.rest, before, step, self._steps(streams), state.inverse_mass)
         change = energy_change(before, after, state.inverse_mass) / self.temperature
+        change = torch.where(change.isnan(), torch.inf, change)  # where there is no density, it is zero
         sound = torch.isfinite(change) & torch.isfinite(after.found.gradient).all(1)
         chance = torch.where(sound, (-change).exp().clamp(max=1.0), 0.0)
         accepted = streams.uniform("accept").to(chance.device) < chance
@@ -185,13 +181,16 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
     temperature, acceptance = options.get("temperature", 1.0), options.get("acceptance", 0.75)
     if mass not in ("identity", "diagonal"):
         raise InputError(f'expected mass "identity" or "diagonal", found {mass!r}: choose one of them')
+    step = options.get("step")
+    if step is not None and not step > 0:
+        raise InputError(f"expected a positive step size, found {step}: leave it out, and one is searched")
     if not (0 <= jitter < 1 and 0 < acceptance < 1 and temperature > 0):
         raise InputError(
             f"expected 0 <= jitter < 1, 0 < acceptance < 1 and temperature > 0, found {jitter}, {acceptance} and "
             f"{temperature}: give others"
         )
     length = count(options.get("leapfrog", 50), "leapfrog")
-    kernel = HMC(target, length, jitter, options.get("step"), acceptance, mass == "diagonal", temperature)
+    kernel = HMC(target, length, jitter, step, acceptance, mass == "diagonal", temperature)
     warmup = count(options.get("warmup", 200), "warmup", 0)
     train = training_stage(target, cast(TrainingOptions, options))
     thin = count(options.get("thin", 1), "thin")

@@ -73,6 +73,7 @@ class Job:
         lanes: chains that are computed together.
         threads: of torch.
         compile: whether gradients are compiled.
+        likelihood: the name of the likelihood, for those who read draws.
     """
 
     model: nn.Module
@@ -86,6 +87,7 @@ class Job:
     lanes: int
     threads: int
     compile: bool
+    likelihood: str = ""
 
     def target(self) -> Target:
         """The posterior."""
@@ -111,6 +113,7 @@ class Job:
             "seed": self.seed,
             "options": {name: _told(value) for name, value in sorted(self.options.items())},
             "density": {name: _told(value) for name, value in sorted(self.density.items())},
+            "likelihood": self.likelihood,
             "start": _told(self.start),
             "lanes": self.lanes,
             "threads": self.threads,
@@ -134,11 +137,19 @@ def job_of(
         raise InputError(f"expected a method out of {', '.join(METHODS)}, found {method!r}: choose one of them")
     if not isinstance(modes, int) or modes < 1:
         raise InputError(f"expected modes to be a whole number from 1 on, found {modes!r}: give modes=1 for one run")
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise InputError(f"expected a whole number as seed, found {seed!r}: give one such as 0")
     own = _module(method).Options.__annotations__
     refuse_unknown(options, {*Density.__annotations__, *Execution.__annotations__, *own}, f"method {method}")
     chosen = {name: value for name, value in options.items() if name in own}
     density = cast(Density, {name: options[name] for name in Density.__annotations__ if name in options})
     execution = cast(Execution, {name: options[name] for name in Execution.__annotations__ if name in options})
+    for name in ("workers", "lanes", "threads"):
+        value = execution.get(name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise InputError(
+                f"expected {name} to be a whole number from 1 on, found {value!r}: leave it out, or give one"
+            )
     weights = sum(value.numel() for value in model.parameters() if value.requires_grad)
     job = Job(
         model=model,
@@ -153,10 +164,12 @@ def job_of(
         threads=execution.get("threads") or (1 if weights < _LARGE else torch.get_num_threads()),
         compile=False,
     )
-    wanted = density.get("compile")
+    target = job.target()
+    plan, wanted = job.plan(target), density.get("compile")
     if wanted is None:
-        wanted = work(job.plan(job.target())) >= _WORTH_COMPILING
-    return replace(job, compile=wanted and has_compiler()), execution
+        wanted = work(plan) >= _WORTH_COMPILING
+    name = getattr(target.likelihood, "__name__", "")
+    return replace(job, compile=wanted and has_compiler(), likelihood=name), execution
 
 
 def _digest(tensors: list[Tensor], text: str = "") -> str:

@@ -155,8 +155,8 @@ class Disk:
 
 def join_info(parts: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Lay diagnostics (chains, steps) of several shards end to end."""
-    names = parts[0] if parts else {}
-    return {name: torch.cat([part[name] for part in parts], dim=1) for name in names}
+    told = [part for part in parts if part]  # a density that is fitted once has something to say only once
+    return {name: torch.cat([part[name] for part in told], dim=1) for name in (told[0] if told else {})}
 
 
 def read_info(path: Path) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onebasin.errors import InputError
 from onebasin.inference.curvature import STRUCTURES, Curvature, curvature_of, log_evidence, tuned
-from onebasin.inference.curvature_kronecker import last_layer
+from onebasin.inference.curvature_layers import last_layer
 from onebasin.inference.curvature_rows import Seen
 from onebasin.inference.ensemble import TrainingOptions, count, training_stage
 from onebasin.inference.kernel import Info, Moment, Networks, Plan, Stage
@@ -137,7 +137,7 @@ class Laplace:
         return state, self.summary(state)
 
     def summary(self, state: Fitted) -> Info:
-        """The evidence, and the prior precision it stands for (the geometric mean over weights if there are several)."""
+        """The evidence, and the prior precision it stands for (the geometric mean of several)."""
         return {"log_evidence": state.evidence, "prior_precision": state.precision.log().mean(1).exp()}
 
     def components(self, state: Fitted) -> list[Gaussian]:

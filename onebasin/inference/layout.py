@@ -120,5 +120,5 @@ class Layout:
                 f"{', '.join(self.names[:6])}{', ...' if len(self.names) > 6 else ''}: correct it"
             )
         chosen = [[value for key, value in values.items() if fnmatchcase(name, key)] for name in self.names]
-        rows = [torch.full((size,), own[-1] if own else default) for size, own in zip(self.sizes, chosen, strict=True)]
-        return torch.cat(rows).to(dtype=self.dtype, device=self.device)
+        each = torch.tensor([own[-1] if own else default for own in chosen], dtype=self.dtype, device=self.device)
+        return each.repeat_interleave(torch.tensor(self.sizes, device=self.device))

@@ -48,6 +48,7 @@ def gaussian(noise: float) -> LogLikelihood:
         residual = (targets - outputs.reshape(targets.shape)) / noise
         return (-0.5 * residual.square() - constant).reshape(len(targets), -1).sum(1)
 
+    log_likelihood.__name__ = "gaussian"
     return log_likelihood
 
 
@@ -93,6 +94,8 @@ def choose(kind: str | LogLikelihood | None, noise: Noise, outputs: Tensor, targ
         kind = "gaussian" if targets.is_floating_point() else "categorical"
     if kind not in KINDS:
         raise InputError(f"expected a likelihood out of {', '.join(KINDS)} or a function, found {kind!r}: choose one")
+    if noise is not None and kind != "gaussian":
+        raise InputError(f"noise={noise!r} is for a gaussian likelihood, found {kind}: leave noise out")
     if kind == "categorical":
         _check_classes(outputs, targets)
         return categorical

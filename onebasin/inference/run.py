@@ -55,12 +55,14 @@ class UnitRun:
         layout: how positions become networks.
         seed: of the run.
         tell: receives the progress after each block.
+        heed: is called after each step, and raises to end the run.
     """
 
     plan: Plan
     layout: Layout
     seed: int
     tell: Tell | None = None
+    heed: Callable[[], None] | None = None
     _written: float = field(default_factory=time.monotonic)
 
     def __call__(self, unit: Unit, start: Callable[[], Networks], journal: Journal) -> Place:
@@ -95,7 +97,7 @@ class UnitRun:
         pending = Pending(unit, self.layout, journal, place.draw)
         try:
             while place.draw < self.plan.draws:
-                infos: list[Info] = []
+                infos = self._fit_info(place)
                 left = self.plan.thin[place.draw % len(self.plan.thin)]
                 while left:
                     place, found = self._block(unit, place, min(BLOCK, left))
@@ -114,6 +116,11 @@ class UnitRun:
         self._report(unit, place, [], pending.finished)
         return place
 
+    def _fit_info(self, place: Place) -> list[Info]:
+        """What a kernel that fits a density has to say about the fit, once."""
+        tell = getattr(self.plan.stages[-1].kernel, "summary", None)
+        return [] if tell is None or place.draw else [tell(place.state)]
+
     def _block(self, unit: Unit, place: Place, steps: int) -> tuple[Place, list[Info]]:
         """A few steps with one set of streams, named after the stage and the number of its first step."""
         stage = self.plan.stages[place.stage]
@@ -122,6 +129,8 @@ class UnitRun:
         for step in range(place.step, place.step + steps):
             state, info = stage.kernel.step(state, Moment(step, stage.steps), streams)
             infos.append(info)
+            if self.heed is not None:
+                self.heed()
         place = replace(place, step=place.step + steps, state=state)
         self._report(unit, place, infos)
         return place, infos

@@ -30,6 +30,7 @@ from onebasin.inference.summary import summary
 from onebasin.inference.telling import Show, Teller
 from onebasin.inference.units import Unit
 from onebasin.population import Population
+from onebasin.state import as_spec
 
 _MAY_CHANGE = {"draws"}  # options that a resumed run may change: it then draws more
 
@@ -71,14 +72,11 @@ def sample(
     """
     show: Show | None = options.pop("progress", None)
     job, execution = job_of(model, data, method, options, modes=modes, seed=seed)
-    workers = execution.get("workers", 1)
-    if workers < 1:
-        raise InputError(f"expected at least 1 worker, found {workers}: give workers=1 for this process alone")
     if path is not None:
         return _on_disk(job, execution, Path(path), resume, show)
     if resume:
         raise InputError("expected the folder of the run to be resumed, found no path: give path=")
-    if workers > 1:
+    if execution.get("workers", 1) > 1:
         with tempfile.TemporaryDirectory(prefix="onebasin-") as folder:
             found = _on_disk(job, execution, Path(folder) / "run", False, show)
             return found.to("cpu")  # out of the folder, which goes
@@ -102,7 +100,7 @@ def _in_memory(job: Job, execution: Execution, show: Show | None) -> Population:
 def _on_disk(job: Job, execution: Execution, path: Path, resume: bool, show: Show | None) -> Population:
     definition = _agreed(path, {**job.definition(), "chunk": execution.get("chunk")}, resume)
     units = job.units(definition["chunk"])
-    disk = Disk(path, job.target().layout.spec, definition)
+    disk = Disk(path, as_spec(job.model), definition)
     tell, workers = _tell(units, show), execution.get("workers", 1)
     if workers > 1 and len(units) > 1:
         run_apart(job, units, disk, tell, workers)

@@ -27,10 +27,12 @@ from onebasin.inference.ensemble import TrainingOptions, count, training_stage
 from onebasin.inference.kernel import Info, Moment, Networks, Plan, Stage
 from onebasin.inference.minibatch import Minibatches
 from onebasin.inference.seeds import Streams
+from onebasin.inference.start import refuse_wild
 from onebasin.inference.target import Target
 from onebasin.state import State
 
-_REGROWTH = 1.01  # per step, until a step size that was halved after a divergence is what it was
+_REGROWTH = 1.2  # per step, until a step size that was halved after a divergence is what it was
+_LEAST = 1e-3  # share of the step size that no series of divergences goes below, or a chain would stand still for good
 
 
 class Options(TrainingOptions, total=False):
@@ -85,14 +87,15 @@ class SGMCMC:
 
     target: Target
     minibatches: Minibatches
-    rate: float = 1e-4
-    friction: float = 0.1
+    rate: float = 1e-2
+    friction: float = 0.01
     temperature: float = 1.0
     cycle: int = 0
     exploration: float = 0.0
 
     def init(self, start: Networks, streams: Streams) -> Moving:
         """Start at given networks with thermal momentum."""
+        refuse_wild(self.target(start.position, start.rest), streams.chains)
         momentum = streams.normal("momentum", start.position) * math.sqrt(self.temperature)
         ones = torch.ones(len(momentum), dtype=start.position.dtype, device=momentum.device)
         return Moving(start.position, momentum, start.rest, start.position, ones)
@@ -111,7 +114,7 @@ class SGMCMC:
         found = self.target(state.position, state.rest, self.minibatches.rows(moment.step, streams))
         sound = torch.isfinite(found.gradient).all(1) & torch.isfinite(found.log_likelihood)
         kept = sound[:, None]
-        shrink = torch.where(sound, (state.shrink * _REGROWTH).clamp(max=1.0), state.shrink * 0.5)
+        shrink = torch.where(sound, (state.shrink * _REGROWTH).clamp(max=1.0), (state.shrink * 0.5).clamp(min=_LEAST))
         size = math.sqrt(rate / max(1, self.target.examples)) * shrink[:, None]
         decay = 1 - self.friction
         kicked = state.momentum - size * found.gradient
@@ -135,28 +138,34 @@ class SGMCMC:
         return moved, info
 
     def draw(self, state: Moving, streams: Streams) -> Networks:
-        """Where the chains are, with the log density over the whole data."""
-        return Networks(state.position, state.rest, -self.target(state.position, state.rest).potential)
+        """Where the chains are, or were last before they left the support, with the log density over the whole data."""
+        density = -self.target(state.position, state.rest).potential
+        sound = torch.isfinite(density)
+        if bool(sound.all()):
+            return Networks(state.position, state.rest, density)
+        position = torch.where(sound[:, None], state.position, state.safe)
+        return Networks(position, state.rest, -self.target(position, state.rest).potential)
 
 
 def build(target: Target, **options: Unpack[Options]) -> Plan:
     """Plan SG-MCMC: train, warm up, draw."""
     batches = Minibatches(target.examples, options.get("batch", 100))
-    friction, temperature = options.get("friction", 0.1), options.get("temperature", 1.0)
-    rate, exploration = options.get("step", 1e-4), options.get("exploration", 0.75)
+    friction, temperature = options.get("friction", 0.01), options.get("temperature", 1.0)
+    rate, exploration = options.get("step", 1e-2), options.get("exploration", 0.75)
     if not (0 < friction <= 1 and temperature >= 0 and rate > 0 and 0 <= exploration < 1):
         raise InputError(
             f"expected 0 < friction <= 1, temperature >= 0, step > 0 and 0 <= exploration < 1, found {friction}, "
             f"{temperature}, {rate} and {exploration}: give others"
         )
     draws, cycles = count(options.get("draws", 100), "draws"), count(options.get("cycles", 0), "cycles", 0)
-    cycle = count(options.get("cycle", 20), "cycle") * batches.per_epoch if cycles else 0
+    epochs_in_cycle = count(options.get("cycle", 20), "cycle")
+    cycle = epochs_in_cycle * batches.per_epoch if cycles else 0
     kernel = SGMCMC(target, batches, rate, friction, temperature, cycle, exploration)
     train = training_stage(target, cast(TrainingOptions, options))
     if cycles:
         return Plan((train, Stage("cycles", kernel, 0)), draws, _spaced(draws, cycles, cycle, exploration))
-    warmup = count(options.get("warmup", 10), "warmup", 0) * batches.per_epoch
-    thin = count(options.get("thin", 1), "thin") * batches.per_epoch
+    warmup = count(options.get("warmup", 100), "warmup", 0) * batches.per_epoch
+    thin = count(options.get("thin", 2), "thin") * batches.per_epoch
     return Plan((train, Stage("warm-up", kernel, warmup)), draws, (thin,))
 
 

@@ -13,6 +13,7 @@ from onebasin.inference.kernel import Networks
 from onebasin.inference.layout import Layout
 from onebasin.inference.randomness import global_seed
 from onebasin.inference.seeds import derived, generator
+from onebasin.inference.target import Evaluation
 from onebasin.population import Population
 from onebasin.predict.forward import check_fits
 from onebasin.state import State
@@ -47,6 +48,17 @@ def networks_at(model: nn.Module, layout: Layout, start: Given, chains: Sequence
     position = torch.stack([layout.join(state) for state in states]).to(layout.device)
     rest = {name: torch.stack([_wide(state[name]) for state in states]) for name in layout.rest(model)}
     return Networks(position, rest, torch.full((len(chains),), float("nan"), dtype=torch.float64))
+
+
+def refuse_wild(found: Evaluation, chains: Sequence[int]) -> None:
+    """Refuse starts where density or gradient is not finite: no sampler finds a way out of there."""
+    bad = ~(torch.isfinite(found.potential) & torch.isfinite(found.gradient).all(1))
+    if bool(bad.any()):
+        raise InputError(
+            "expected a finite log density at the start, found none at the start of chain "
+            f"{chains[int(bad.nonzero()[0])]}: train the starting networks (epochs=...), use a tighter prior, or give "
+            "start= yourself"
+        )
 
 
 def _wide(value: Tensor) -> Tensor:

@@ -45,5 +45,6 @@ class Tuner(NamedTuple):
         weight = 1 / (seen + _T0)
         shortfall = (1 - weight) * self.shortfall + weight * (wished - acceptance)
         log_step = (self.centre - seen.sqrt() / _GAMMA * shortfall).clamp(_SMALLEST, _LARGEST)
+        shortfall = (self.centre - log_step) * _GAMMA / seen.sqrt()  # what lies beyond the clamp is not owed back
         share = seen**-_KAPPA
         return Tuner(log_step, share * log_step + (1 - share) * self.log_mean, shortfall, self.centre, seen)

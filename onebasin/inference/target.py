@@ -9,6 +9,7 @@ energy differences are exact enough to accept or reject by.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -178,7 +179,10 @@ class Target:
 
         def function(position: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
             rest = dict(zip(names, others[: len(names)], strict=True))
-            slopes, (likelihood, after) = several(layout.split(position), rest, list(others[len(names) :]))
+            with warnings.catch_warnings():
+                # An operation without a batching rule is looped over by torch, which then warns that this is slow.
+                warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+                slopes, (likelihood, after) = several(layout.split(position), rest, list(others[len(names) :]))
             gradient = torch.cat([slopes[name].flatten(1) for name in layout.names], dim=1)
             before = torch.zeros_like(likelihood)
             if mode.prior:

@@ -60,8 +60,11 @@ class Optimiser:
             raise InputError(f'expected optimiser "adam" or "sgd", found {self.name!r}: choose one of them')
         if self.schedule not in SCHEDULES:
             raise InputError(f"expected a schedule out of {', '.join(SCHEDULES)}, found {self.schedule!r}: choose one")
-        if not self.rate > 0:
-            raise InputError(f"expected a positive learning rate, found {self.rate}: give one such as 1e-3")
+        if not (self.rate > 0 and 0 <= self.momentum < 1 and self.decay >= 0):
+            raise InputError(
+                f"expected a positive learning rate, 0 <= momentum < 1 and decay >= 0, found {self.rate}, "
+                f"{self.momentum} and {self.decay}: give others, such as 1e-3, 0.9 and 0"
+            )
 
     def rate_at(self, moment: Moment) -> float:
         """The learning rate of this step."""

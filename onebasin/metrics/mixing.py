@@ -74,7 +74,8 @@ def ebfmi(energy: Tensor) -> Tensor:
             "sum the energy of all parameters"
         )
     exact = energy.detach().to(torch.float64)
-    return exact.diff(dim=1).square().mean(dim=1) / exact.var(dim=1)
+    around = exact - exact[:, :1]  # exactly zero for a constant
+    return around.diff(dim=1).square().mean(dim=1) / around.var(dim=1)
 
 
 def _rank_reduction(block: Tensor) -> Tensor:
@@ -86,5 +87,7 @@ def _rank_reduction(block: Tensor) -> Tensor:
 def _scale_reduction(chains: Tensor) -> Tensor:
     """R-hat of (parameters, chains, draws)."""
     draws = chains.shape[-1]
-    variance, mean = torch.var_mean(chains, dim=2)  # by Welford's updates: exactly zero for a chain that stands still
-    return ((draws * mean.var(dim=1) / variance.mean(dim=1) + draws - 1) / draws).sqrt()
+    start = chains[:, :, 0]
+    variance, shift = torch.var_mean(chains - start[:, :, None], dim=2)  # exactly zero for a chain that stands still
+    means = start - start[:, :1] + shift  # and for equal ones
+    return ((draws * means.var(dim=1) / variance.mean(dim=1) + draws - 1) / draws).sqrt()

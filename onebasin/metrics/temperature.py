@@ -81,6 +81,11 @@ def _check_parameters(values: Tensor) -> None:
 def _per_draw(statistic: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
     """Apply `statistic`, (draws, d) -> (draws,), to float64 blocks of draws."""
     *shape, parameters = tensors[0].shape
-    blocks = [tensor.detach().reshape(-1, parameters).split(max(1, BLOCK_VALUES // parameters)) for tensor in tensors]
-    parts = [statistic(*(part.to(torch.float64) for part in group)) for group in zip(*blocks, strict=True)]
-    return torch.cat(parts).reshape(shape)
+    rows = [tensor.detach().reshape(-1, parameters) for tensor in tensors]
+    # Filled in place: small results kept between large blocks would keep the allocator from using their memory again.
+    result = rows[0].new_empty(len(rows[0]), dtype=torch.float64)
+    step = max(1, BLOCK_VALUES // parameters)
+    for start in range(0, len(result), step):
+        part = slice(start, start + step)
+        result[part] = statistic(*(row[part].to(torch.float64) for row in rows))
+    return result.reshape(shape)

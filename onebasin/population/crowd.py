@@ -22,6 +22,7 @@ from onebasin.population.stacking import (
     as_tensors,
     checked_results,
     collect,
+    flat_rows,
     member_values,
     merge_chains,
     not_finite_rows,
@@ -115,10 +116,12 @@ class Population:
 
     @classmethod
     def from_flat(cls, matrix: Any, spec: Architecture, **facts: Any) -> Population:
-        """Cut a matrix (members, D) into tensors; see `restore`. A state or module also lends its integer buffers."""
-        rows = as_tensors({"matrix": matrix})["matrix"]
-        if rows.dim() != 2:
-            raise SpecError(f"expected a matrix (members, D), found shape {tuple(rows.shape)}: reshape it")
+        """Cut a matrix (members, D), or (chains, draws, D) as samplers return it, into tensors; see `restore`.
+
+        A state or module also lends its integer buffers.
+        """
+        rows, chain = flat_rows(matrix)
+        facts = facts if chain is None else {**facts, "chain": chain}
         rest: Mapping[str, Any] = state_of(spec) if isinstance(spec, nn.Module) else spec
         tensors = {name: value for name, value in rest.items() if isinstance(value, Tensor)}
         return cls.from_stacked(restore(rows, as_spec(spec), tensors), **facts)

@@ -93,6 +93,19 @@ def _reversed(index: slice, count: int) -> Tensor:
     return torch.tensor(range(count)[index], dtype=torch.int64)
 
 
+def flat_rows(matrix: Any) -> tuple[Tensor, Tensor | None]:
+    """A matrix (members, D), and the chain of each member if it came as (chains, draws, D)."""
+    rows, chain = as_tensors({"matrix": matrix})["matrix"], None
+    if rows.dim() == 3:
+        merged, chain = merge_chains({"matrix": rows})
+        rows = merged["matrix"]
+    if rows.dim() != 2:
+        raise SpecError(
+            f"expected a matrix (members, D) or (chains, draws, D), found shape {tuple(rows.shape)}: reshape it"
+        )
+    return rows, chain
+
+
 def not_finite_rows(values: Tensor) -> list[int]:
     """Return the members of (n, *shape) that hold NaN or infinity."""
     if not (values.dtype.is_floating_point or values.dtype.is_complex):

@@ -57,7 +57,7 @@ class Full:
 
     def std(self) -> Tensor:
         """Standard deviation of each weight (D,)."""
-        return torch.linalg.vector_norm(self.factor, dim=1)
+        return self.factor.square().sum(1).sqrt()
 
     def noise(self, count: int, generator: torch.Generator) -> Tensor:
         """Draws (count, D) with mean zero."""
@@ -70,7 +70,8 @@ class Full:
         rows = offset.double().reshape(-1, self.size)
         whitened = torch.linalg.solve_triangular(factor, rows.T, upper=False)
         distance = whitened.square().sum(0).reshape(offset.shape[:-1])
-        return -0.5 * (distance + self.size * LOG_TWO_PI) - factor.diagonal().log().sum()
+        density: Tensor = -0.5 * (distance + self.size * LOG_TWO_PI) - factor.diagonal().log().sum()
+        return density
 
     def tensors(self) -> dict[str, Tensor]:
         """The factor."""

@@ -18,8 +18,6 @@ from onebasin.posterior.gaussian import Gaussian
 from onebasin.posterior.store import Parts, damaged, read_parts, write_parts
 from onebasin.state import Spec, State, check_state
 
-_ROUNDING = 1e-9  # n / M times M is not always n
-
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
@@ -164,7 +162,7 @@ def load_posterior(path: str | os.PathLike[str]) -> Posterior:
 def shares(weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
     """How many of n draws each component gets, int64 (M,): floor(n w), and the rest by systematic sampling."""
     wanted = n * weights.double().cpu() / weights.double().cpu().sum()
-    counts = torch.floor(wanted + _ROUNDING)
+    counts = torch.floor(wanted)
     left = n - int(counts.sum())
     if left:
         ends = (wanted - counts).clamp(min=0).cumsum(0)

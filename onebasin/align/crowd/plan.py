@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from onebasin.align.board import Board
 from onebasin.align.crowd.journal import fingerprint
-from onebasin.options import refuse_unknown
 from onebasin.align.pair.match import check_network
 from onebasin.errors import InputError
+from onebasin.options import refuse_unknown
 from onebasin.population import Population
 from onebasin.state import as_state
 from onebasin.symmetry import Symmetry

@@ -29,12 +29,12 @@ from onebasin.align.form.order_keys import ORDERS, orders
 from onebasin.align.form.pieces import Pieces, Tables
 from onebasin.align.form.sign_rule import settle_signs
 from onebasin.align.form.unit_norm import unit_norm
-from onebasin.quiet import one_thread
 from onebasin.align.scale.balance import Work
 from onebasin.align.scale.squares import Layout, check_finite
 from onebasin.errors import InputError
 from onebasin.population import Population
 from onebasin.population.writer import block_members
+from onebasin.quiet import one_thread
 from onebasin.state import State
 from onebasin.symmetry import Element, Symmetry
 from onebasin.symmetry.act import apply_block

@@ -15,11 +15,11 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from onebasin.options import refuse_unknown
 from onebasin.align.pair.match import match
 from onebasin.align.path.recalibrate import recalibrate
 from onebasin.align.path.repair import Repair, blend, repair, unit_statistics
 from onebasin.errors import InputError
+from onebasin.options import refuse_unknown
 from onebasin.predict import Inputs, Loss, Score, losses
 from onebasin.predict.forward import BATCH
 from onebasin.state import State, as_state, check_state, interpolate, spec_of

@@ -9,7 +9,6 @@ from typing import Any, Unpack
 
 from torch import Tensor, nn
 
-from onebasin.options import refuse_unknown
 from onebasin.align.path.connect import (
     Barrier,
     Data,
@@ -23,6 +22,7 @@ from onebasin.align.path.connect import (
     with_test,
 )
 from onebasin.align.path.temperature import COLDEST, temperature
+from onebasin.options import refuse_unknown
 from onebasin.predict import Inputs, Score, score
 from onebasin.predict.forward import BATCH, wide_outputs
 from onebasin.state import State

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.align.board import Board
-from onebasin.quiet import one_thread
 from onebasin.align.scale.balance_report import Balanced, Dead, Notes, sentences
 from onebasin.align.scale.live import loose
 from onebasin.align.scale.mass import Point
@@ -34,6 +33,7 @@ from onebasin.align.scale.squares import Layout
 from onebasin.errors import InputError
 from onebasin.population import Population
 from onebasin.population.writer import block_members
+from onebasin.quiet import one_thread
 from onebasin.state import State
 from onebasin.symmetry import Element, Symmetry
 from onebasin.symmetry.act import apply_block

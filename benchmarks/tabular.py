@@ -1,0 +1,65 @@
+"""Tabular regression sets beside the project, standardised by their training part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+DATA = Path(__file__).resolve().parents[1].parent / "shared" / "data" / "uci"
+ABSENT = "skipped: ../shared/data/uci is not beside the project, and this part needs its files"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Inputs (n, features) and targets (n, 1), float32, with mean 0 and spread 1 in the training part.
+
+    Attributes:
+        unit: the standard deviation of the targets as they were, which the standardised ones are multiples of.
+        reference: log likelihood and RMSE of MC dropout on the same split in the original unit, where known.
+    """
+
+    train: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+    unit: float
+    reference: tuple[float, float] | None = None
+
+
+def present() -> bool:
+    """Whether the files are there."""
+    return DATA.is_dir()
+
+
+def standardised(inputs: Tensor, targets: Tensor, train: Tensor, test: Tensor) -> Split:
+    """Cut float64 inputs (n, features) and targets (n,) into two parts by their rows."""
+    spread = inputs[train].std(0, correction=0)
+    x = (inputs - inputs[train].mean(0)) / torch.where(spread > 0, spread, 1.0)
+    unit = targets[train].std(correction=0)
+    y = ((targets - targets[train].mean()) / unit)[:, None]
+    x, y = x.float(), y.float()
+    return Split((x[train], y[train]), (x[test], y[test]), float(unit))
+
+
+def random_split(name: str, seed: int, share: float = 0.8) -> Split:
+    """A random part of a set for training, the rest for testing."""
+    with np.load(DATA / f"{name}.npz") as file:
+        inputs, targets = torch.from_numpy(file["X"]), torch.from_numpy(file["y"])
+    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
+    cut = int(share * len(order))
+    return standardised(inputs, targets, order[:cut], order[cut:])
+
+
+def fixed_splits(name: str) -> list[Split]:
+    """The published splits of a set, each with what MC dropout reached on it."""
+    with np.load(DATA / f"{name}.npz") as file:
+        inputs, targets = torch.from_numpy(file["X"]), torch.from_numpy(file["y"])
+        rows = [torch.from_numpy(file[part].astype(np.int64)) for part in ("train_idx", "test_idx")]
+        likelihoods, errors = file["ref_mcdropout_ll"].tolist(), file["ref_mcdropout_rmse"].tolist()
+    found = []
+    for train, test, likelihood, error in zip(*rows, likelihoods, errors, strict=True):
+        split = standardised(inputs, targets, train, test)
+        found.append(Split(split.train, split.test, split.unit, (likelihood, error)))
+    return found

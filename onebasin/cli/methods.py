@@ -1,0 +1,75 @@
+"""What ``sample`` can do, as the docstrings say it: a sentence about each method, and a line about each option."""
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterable
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+import click
+
+from onebasin.errors import InputError
+from onebasin.inference.ensemble import TrainingOptions
+from onebasin.inference.job import METHODS, Execution
+from onebasin.inference.network import Density
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "none"}
+_ONLY_IN_PYTHON = {"log_density"}  # a function cannot be written on a command line
+
+
+class WithMethods(click.Command):
+    """A command whose help ends with the methods."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the methods, one sentence each."""
+        with formatter.section("Methods"):
+            formatter.write_dl([(method, _first(_module(method))) for method in METHODS])
+
+
+def option_page(method: str) -> str:
+    """Everything that ``--set`` can set for a method, in groups."""
+    own = _module(method).Options
+    undocumented = own.__annotations__.keys() - _lines(own).keys()  # inherited, where there are any
+    groups = [own, *([TrainingOptions] if undocumented else []), Density, Execution]
+    parts = [f"{method}: {_first(_module(method))}"]
+    parts += [f"{_first(group)}\n\n{_definitions(_lines(group))}" for group in groups]
+    return "\n\n".join(parts)
+
+
+def check_kind(method: str, name: str, value: object) -> None:
+    """Refuse a value of the wrong kind, such as a word where a number is needed; unknown names are not judged here."""
+    hints = {key: hint for group in (_module(method).Options, Density, Execution) for key, hint in _hints(group)}
+    if name not in hints or type(value) not in _KINDS:
+        return
+    kinds = {hints[name], *get_args(hints[name])} & _KINDS.keys()
+    if type(value) not in kinds and not (type(value) is int and float in kinds):
+        wanted = " or ".join(word for kind, word in _KINDS.items() if kind in kinds)
+        raise InputError(f"expected {wanted} for {name}, found {value!r}: see onebasin sample --options {method}")
+
+
+def _hints(options: Any) -> Iterable[tuple[str, Any]]:
+    return get_type_hints(options).items()
+
+
+def _module(method: str) -> Any:
+    return importlib.import_module(f"onebasin.inference.{METHODS[method]}")
+
+
+def _first(documented: Any) -> str:
+    """The first paragraph of a docstring."""
+    return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
+
+
+def _lines(options: Any) -> dict[str, str]:
+    """Name -> what the docstring of the options says about it."""
+    text = (inspect.getdoc(options) or "").partition("Attributes:\n")[2]
+    found = re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", text, re.MULTILINE)
+    return {name: " ".join(line.split()) for name, line in found if name not in _ONLY_IN_PYTHON}
+
+
+def _definitions(lines: dict[str, str]) -> str:
+    formatter = click.HelpFormatter(width=100)
+    with formatter.indentation():
+        formatter.write_dl(list(lines.items()))
+    return formatter.getvalue().rstrip("\n")

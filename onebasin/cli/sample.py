@@ -1,0 +1,222 @@
+"""``onebasin sample``: a model and data -> networks drawn from the posterior over its weights."""
+
+import inspect
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+from torch import Tensor, nn
+
+from onebasin.cli import data as examples
+from onebasin.cli.load import load
+from onebasin.cli.methods import WithMethods, check_kind, option_page
+from onebasin.cli.options import debug, progress_bar, seeded
+from onebasin.cli.sample_report import diagnostics_table, fit_sentence
+from onebasin.data import digits
+from onebasin.errors import InputError, OnebasinError
+from onebasin.inference.job import METHODS
+from onebasin.inference.journal import read_definition
+from onebasin.inference.likelihood import KINDS
+from onebasin.inference.sampling import sample as draw
+from onebasin.population import Population
+from onebasin.predict import Inputs
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_CONSTANTS = {"true": True, "false": False, "none": None}
+
+
+def _show_options(context: click.Context, parameter: click.Parameter, method: str | None) -> None:
+    if method is not None and not context.resilient_parsing:
+        click.echo(option_page(method))
+        context.exit()
+
+
+def _count(name: str, text: str, least: int = 1) -> Callable[[_Command], _Command]:
+    return click.option(name, type=click.IntRange(min=least), metavar="N", help=text)
+
+
+@click.command(cls=WithMethods)
+@click.argument("model", metavar="MODEL")
+@click.argument("data", metavar="DATA")
+@click.option(
+    "-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the draws, and of the run."
+)
+@click.option("--method", type=click.Choice(list(METHODS)), default="hmc", show_default=True, help="See below.")
+@_count("--modes", "Independent runs that are pooled: chains, trainings or fits. Default: 1.")
+@_count("--draws", "Networks from each of them.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Of everything random."
+)
+@click.option(
+    "--prior",
+    multiple=True,
+    metavar="[NAME=]X",
+    help="Standard deviation of the Gaussian prior, or flat. Repeat it with names or patterns of tensors, as in "
+    "'*.bias=2'. Default: 1.",
+)
+@click.option(
+    "--likelihood",
+    type=click.Choice(KINDS),
+    help="Of the targets. Default: categorical for whole numbers, which are classes, gaussian for others.",
+)
+@click.option(
+    "--noise",
+    metavar="X",
+    help="Standard deviation of gaussian targets, or learned, for a model that gives means and log deviations.",
+)
+@click.option(
+    "--temperature", type=click.FloatRange(min=0), metavar="T", help="Where the method has one; 1 is the posterior."
+)
+@_count("--epochs", "Passes over the data in training.", 0)
+@_count("--batch", "Examples in a mini-batch.")
+@click.option(
+    "--rate", type=click.FloatRange(min=0, min_open=True), metavar="X", help="Learning rate, of the mean loss."
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other option of the method; see --options."
+)
+@click.option(
+    "--options",
+    type=click.Choice(list(METHODS)),
+    is_eager=True,
+    expose_value=False,
+    callback=_show_options,
+    help="Show all options of a method, and stop.",
+)
+@_count("--limit", "Only the first N examples of the data.")
+@_count("--workers", "Processes; draws do not depend on their number. Default: 1.")
+@_count("--chunk", "Chains in one unit of work; draws do not depend on it.")
+@click.option("--resume", is_flag=True, help="Go on with the run in OUTPUT.")
+@debug
+def sample(
+    *, model: str, data: str, output: Path, limit: int | None, resume: bool, method: str, seed: int, **options: Any
+) -> None:
+    """Draw networks from the posterior of MODEL given DATA.
+
+    MODEL is path/to/file.py:factory or package.module:factory, as for discover. DATA is the word digits, for 1,797
+    handwritten digits, or a file: .npz or .safetensors with inputs (or x, X; inputs.NAME for each of several) and
+    targets (or y, Y). Draws are written while they are made; with --resume an interrupted run goes on as if nothing
+    had happened, and a finished one makes more --draws.
+
+    \b
+      onebasin sample onebasin.examples:digits_mlp digits --method hmc -o chain/
+      onebasin sample model.py:net train.npz --noise 0.1 --modes 4 --workers 2 -o chains/
+      onebasin sample model.py:net train.npz --method swag --set rank=10 -o draws/
+      onebasin sample --options hmc
+    """  # noqa: D301 - click reads the backspace: keep these lines apart
+    chosen = _chosen(**options)
+    for name, value in chosen.items():
+        check_kind(method, name, value)
+    if not resume and read_definition(output) is not None:
+        raise InputError(f"{output} holds a run already: give --resume to go on with it, or choose another --output")
+    with seeded(seed):
+        network = load(model).model
+    if chosen.get("workers", 1) > 1:
+        _check_importable(network, model)
+    pair = _examples(data, limit)
+    try:
+        with progress_bar(f"sampling with {method}") as show:
+            found = draw(network, pair, method, seed=seed, path=output, resume=resume, progress=show, **chosen)
+    except KeyboardInterrupt:
+        click.echo(_left(output), err=True)
+        raise
+    chains = 1 if found.chain is None else len(found.chain.unique())
+    click.echo(f"{_counted(len(found), 'draw')} by {method}, {_counted(chains, 'chain')}, in {output}")
+    if told := diagnostics_table(found.provenance["diagnostics"]):
+        click.echo(f"\n{told}\n")
+    likelihood = {name: chosen.get(name) for name in ("likelihood", "noise")}
+    click.echo(fit_sentence(network, found, pair, **likelihood))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _check_importable(network: nn.Module, reference: str) -> None:
+    """Refuse classes of a file: other processes can import modules, and do not know about `load`."""
+    if any(type(part).__module__.startswith("onebasin_model_") for part in network.modules()):
+        file, _, name = reference.rpartition(":")
+        raise InputError(
+            f"several workers need a model whose classes can be imported, found some that {file} defines: go to its "
+            f"folder and name it {Path(file).stem}:{name}, or leave --workers out"
+        )
+
+
+def _examples(text: str, limit: int | None) -> tuple[Inputs, Tensor]:
+    if text == "digits":
+        inputs, targets = digits()
+        return inputs[:limit], targets[:limit]
+    return examples.read(Path(text), limit=limit).pair
+
+
+def _chosen(*, prior: tuple[str, ...], noise: str | None, settings: tuple[str, ...], **options: Any) -> dict[str, Any]:
+    """The options that were given, as `onebasin.inference.sample` takes them."""
+    chosen = {name: value for name, value in options.items() if value is not None}
+    if prior:
+        chosen["prior"] = _prior(prior)
+    if noise is not None:
+        chosen["noise"] = _value(noise)
+    taken = {*inspect.signature(draw).parameters, "progress", "workers", "chunk"} - {"options"}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise InputError(f"expected --set NAME=VALUE, found {text!r}: write it as in --set thin=5")
+        if name in chosen or name in taken:
+            raise InputError(f"found {name} in --set, but it has an option of its own or was given twice: give it once")
+        chosen[name] = _value(value)
+    return chosen
+
+
+def _prior(texts: tuple[str, ...]) -> Any:
+    """One standard deviation, None for a flat prior, or a dict of them by name."""
+    if len(texts) == 1 and "=" not in texts[0]:
+        return None if texts[0] == "flat" else _value(texts[0])
+    parts = [text.partition("=") for text in texts]
+    if any(not equals for _, equals, _ in parts):
+        raise InputError(
+            f"expected one --prior X, or only --prior NAME=X, found {', '.join(texts)}: name the others too, as in *=1"
+        )
+    return {name: float("inf") if value == "flat" else _value(value) for name, _, value in parts}
+
+
+def _value(text: str) -> bool | int | float | str | None:
+    """What a text on the command line means.
+
+    >>> [_value(text) for text in ("3", "1e-3", "none", "True", "cosine")]
+    [3, 0.001, None, True, 'cosine']
+    """
+    if text.lower() in _CONSTANTS:
+        return _CONSTANTS[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _left(output: Path) -> str:
+    """What an interrupted run leaves behind."""
+    if read_definition(output) is None:
+        return "too early to have kept anything; nothing was written"
+    try:
+        kept = len(Population.open(output))
+    except OnebasinError:  # before the first draw there is no population
+        kept = 0
+    return f"{output} keeps {_counted(kept, 'draw')}; go on with\n  {_again(click.get_current_context())}"
+
+
+def _again(context: click.Context) -> str:
+    """The command that resumes this one."""
+    words = [context.command_path]
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name == "resume" or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        value = context.params.get(name)
+        for one in value if isinstance(value, tuple) else (value,):
+            words += [str(one)] if isinstance(parameter, click.Argument) else [parameter.opts[-1], str(one)]
+    return f"{words[0]} {shlex.join([*words[1:], '--resume'])}"

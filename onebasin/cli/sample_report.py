@@ -1,0 +1,89 @@
+"""What ``sample`` prints at its end: how the sampler fared, and how well the draws fit the data together."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from onebasin.cli.tables import short, table
+from onebasin.inference.likelihood import bernoulli, categorical, choose, learned_gaussian
+from onebasin.population import Population
+from onebasin.predict import Inputs, predictions
+
+_EXAMPLES, _MEMBERS, _VALUES = 1000, 100, 20_000_000  # what is cheap to compute, and to hold
+_NAMES = {
+    "acceptance": "acceptance probability",
+    "divergences": "divergences per chain",
+    "exp_energy_change": "exp(-dH), 1 if right",
+    "ebfmi": "E-BFMI, low below 0.3",
+}
+
+
+def diagnostics_table(found: Mapping[str, Any]) -> str:
+    """The diagnostics of a run over its chains; empty where the method has none.
+
+    >>> print(diagnostics_table({"step_size": [0.01, 0.03], "stuck": [1]}))
+               mean  lowest  highest
+    --------------------------------
+    step size  0.02    0.01     0.03
+    chains that hardly move: 1
+    """
+    rows = [_row(name, values) for name, values in found.items() if name != "stuck" and _numbers(values)]
+    parts = [table([("", "mean", "lowest", "highest"), *rows])] if rows else []
+    if found.get("stuck"):
+        parts.append(f"chains that hardly move: {', '.join(map(str, found['stuck']))}")
+    return "\n".join(parts)
+
+
+def _numbers(values: Any) -> bool:
+    return isinstance(values, list) and len(values) > 0 and all(isinstance(value, int | float) for value in values)
+
+
+def _row(name: str, values: list[float]) -> tuple[str, str, str, str]:
+    label = _NAMES.get(name, name.replace("_", " "))
+    mean = short(math.fsum(values) / len(values))
+    return (label, mean, short(min(values)), short(max(values))) if len(values) > 1 else (label, mean, "", "")
+
+
+def fit_sentence(model: nn.Module, population: Population, data: tuple[Inputs, Tensor], **likelihood: Any) -> str:
+    """Accuracy or RMSE of the pooled prediction, and log mean_m p(y | x, theta_m) averaged over the examples.
+
+    At most 1,000 examples and 100 networks are looked at.
+
+    Args:
+        model: the function.
+        population: the draws.
+        data: what they were drawn for.
+        **likelihood: `likelihood` and `noise` as the run had them.
+    """
+    inputs: Inputs = tree_map(lambda leaf: leaf[:_EXAMPLES], data[0])
+    targets = data[1][:_EXAMPLES]
+    size = predictions(model, population[:1], inputs).numel()
+    members = max(1, min(len(population), _MEMBERS, _VALUES // size))
+    chosen = torch.linspace(0, len(population) - 1, members).round().long()
+    outputs = predictions(model, population[chosen], inputs)
+    goals = targets.to(outputs.dtype) if targets.is_floating_point() else targets
+    density = choose(likelihood.get("likelihood"), likelihood.get("noise"), outputs[0], goals)
+    each = torch.stack([density(one, goals).double() for one in outputs])  # (members, examples)
+    pooled = float((each.logsumexp(0) - math.log(members)).mean())
+    right = _rightness(outputs, goals, density)
+    return f"{right}, mean log density {short(pooled)}, on {len(goals):,} training examples"
+
+
+def _rightness(outputs: Tensor, targets: Tensor, density: Any) -> str:
+    """Accuracy or RMSE of the mean prediction of outputs (members, examples, ...)."""
+    if density is categorical:
+        return _accuracy(outputs.softmax(2).mean(0).argmax(1) == targets)
+    if density is bernoulli:
+        return _accuracy((outputs.sigmoid().mean(0) > 0.5).reshape(targets.shape) == (targets > 0.5))
+    mean = outputs.mean(0)
+    if density is learned_gaussian:
+        mean = mean.chunk(2, dim=1)[0]
+    return f"RMSE {short(float((mean.reshape(targets.shape) - targets).double().square().mean().sqrt()))}"
+
+
+def _accuracy(right: Tensor) -> str:
+    return f"accuracy {100 * float(right.double().mean()):.1f} %"

@@ -1,0 +1,65 @@
+"""`approximate`: from a model and data to a Posterior, for methods that fit a density."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from onebasin.errors import InputError
+from onebasin.inference.crew import Runner
+from onebasin.inference.job import METHODS, job_of
+from onebasin.inference.journal import Memory
+from onebasin.inference.network import Data
+from onebasin.inference.seeds import Streams
+from onebasin.inference.telling import Show, Teller
+from onebasin.posterior import Coordinates, Gaussian, Posterior
+from onebasin.state import State
+
+
+def approximate(
+    model: nn.Module, data: Data = None, method: str = "vi", *, modes: int = 1, seed: int = 0, **options: Any
+) -> Posterior:
+    """Fit a Gaussian to the posterior around each of `modes` networks, and return their mixture.
+
+    The same settings in `sample` draw from the same Gaussians.
+
+    >>> import torch
+    >>> x = torch.linspace(-1, 1, 20)[:, None]
+    >>> posterior = approximate(nn.Linear(1, 1), (x, 2 * x), "laplace", noise=0.1, epochs=1)
+    >>> posterior.std["weight"].shape
+    torch.Size([1, 1])
+
+    Args:
+        model: as in `sample`.
+        data: as in `sample`.
+        method: "vi", "swag" or "laplace".
+        modes: independent fits, all of the same weight.
+        seed: of everything random.
+        **options: those of `sample` for this method.
+    """
+    show: Show | None = options.pop("progress", None)
+    job, execution = job_of(model, data, method, options, modes=modes, seed=seed)
+    units = job.units(execution.get("chunk"))
+    runner = Runner(job, None if show is None else Teller(show, len(units)))
+    runner.plan = replace(runner.plan, draws=0)
+    kernel = runner.plan.stages[-1].kernel
+    fitted = getattr(kernel, "components", None)
+    if fitted is None:
+        others = [name for name in METHODS if name in ("vi", "swag", "laplace")]
+        raise InputError(
+            f"expected a method that fits a density ({', '.join(others)}), found {method!r}, which draws networks: "
+            "use sample, and fit a posterior to its draws"
+        )
+    gaussians: list[Gaussian] = []
+    rests: list[State] = []
+    for unit in units:
+        state = runner(unit, Memory()).state
+        centres = getattr(kernel, "centres", None)  # where statistics at the mean are other than those of a draw
+        drawn = centres(state) if centres else kernel.draw(state, Streams(seed, unit.window, "rest"))
+        gaussians += fitted(state)[unit.rows]
+        rests += [{name: value[row] for name, value in drawn.rest.items()} for row in range(*unit.rows.indices(10**9))]
+    layout = runner.target.layout
+    tied = {name: first for name, first in layout.first.items() if name != first}
+    return Posterior.equal(gaussians, Coordinates(layout.names, layout.spec, tied), rests, provenance=job.definition())
