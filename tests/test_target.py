@@ -228,8 +228,7 @@ def test_compiled_is_eager() -> None:
         a = eager(other, eager.rest_of(3), rows, training=True)
         b = quick(other, quick.rest_of(3), rows, training=True)
         torch.testing.assert_close(evaluated(a, eager), evaluated(b, quick), rtol=1e-9, atol=1e-9)
-    function = next(iter(quick._made.values()))
-    assert function.__module__ == "onebasin.inference.compiling", "it was not compiled at all"
+    assert next(iter(quick._made.values())).compiled, "it was not compiled at all"
 
 
 def test_half_precision_model_is_computed_in_single() -> None:

@@ -23,18 +23,18 @@ SCALES = {"0.weight": 0.5, "*.bias": 2.0}
 PRIOR_STD = torch.tensor([0.5] * 6 + [2.0] * 3 + [1.0] * 3 + [2.0], dtype=torch.float64)
 BLOCKS = (6, 3, 3, 1)
 CHAINS: dict[str, Any] = {"modes": 250, "draws": 1, "epochs": 0}
-HEAT: dict[str, Any] = {"method": "sghmc", "step": 0.64, "warmup": 200, **CHAINS}
+HEAT: dict[str, Any] = {"method": "sghmc", "step": 0.64, "warmup": 150, **CHAINS}
 GAUSSIAN: dict[str, Any] = {"draws": 500, "start": "model"}
 # How each method is asked for the prior. Weights of narrow prior limit the steps, those of wide prior the mixing.
 GIVE_THE_PRIOR: dict[str, dict[str, Any]] = {
-    "hmc": {"method": "hmc", "leapfrog": 12, "warmup": 60, "thin": 5, **CHAINS},
-    "hmc, diagonal mass": {"method": "hmc", "leapfrog": 8, "warmup": 150, "thin": 5, "mass": "diagonal", **CHAINS},
-    "hmc, given step": {"method": "hmc", "leapfrog": 10, "warmup": 0, "thin": 40, "step": 0.6, **CHAINS},
-    "sghmc, little friction": {"friction": 0.05, **HEAT},
+    "hmc": {"method": "hmc", "leapfrog": 8, "warmup": 40, "thin": 5, **CHAINS},
+    "hmc, diagonal mass": {"method": "hmc", "leapfrog": 6, "warmup": 80, "thin": 5, "mass": "diagonal", **CHAINS},
+    "hmc, given step": {"method": "hmc", "leapfrog": 8, "warmup": 0, "thin": 30, "step": 0.6, **CHAINS},
+    "sghmc, little friction": {"friction": 0.1, **HEAT},
     "sghmc": {"friction": 0.3, **HEAT},
     "sgld": {"friction": 1.0, **HEAT},
     "cyclical sghmc": {"friction": 0.3, "cycles": 1, "cycle": 300, "exploration": 0.3, **HEAT},
-    "vi": {"method": "vi", "epochs": 600, "rate": 0.03, **GAUSSIAN},
+    "vi": {"method": "vi", "epochs": 400, "rate": 0.04, **GAUSSIAN},
     "laplace": {"method": "laplace", "epochs": 0, **GAUSSIAN},
     "laplace, full": {"method": "laplace", "epochs": 0, "structure": "full", **GAUSSIAN},
 }
@@ -81,9 +81,9 @@ def test_no_data_leave_the_others_at_the_mode(name: str) -> None:
 
 REGRESSION = Conjugate.of(12)
 EXACT: dict[str, dict[str, Any]] = {
-    "hmc": {"method": "hmc", "leapfrog": 8, "warmup": 60, "thin": 5, **CHAINS},
-    "hmc, diagonal mass": {"method": "hmc", "leapfrog": 8, "warmup": 150, "thin": 5, "mass": "diagonal", **CHAINS},
-    "hmc, trained": {"method": "hmc", "leapfrog": 8, "warmup": 60, "thin": 5, **CHAINS, "epochs": 30, "rate": 0.1},
+    "hmc": {"method": "hmc", "leapfrog": 6, "warmup": 40, "thin": 5, **CHAINS},
+    "hmc, diagonal mass": {"method": "hmc", "leapfrog": 6, "warmup": 80, "thin": 5, "mass": "diagonal", **CHAINS},
+    "hmc, trained": {"method": "hmc", "leapfrog": 6, "warmup": 40, "thin": 5, **CHAINS, "epochs": 30, "rate": 0.1},
     "sghmc": {"method": "sghmc", "step": 0.2, "friction": 0.3, "batch": None, "warmup": 150, **CHAINS},
     "sgld": {"method": "sghmc", "step": 0.4, "friction": 1.0, "batch": None, "warmup": 150, **CHAINS},
     "laplace": {
@@ -132,7 +132,7 @@ def test_thermometers_of_a_run(temperature: float) -> None:
 
 
 def test_energies_of_a_run() -> None:
-    options = {"leapfrog": 5, "warmup": 150, "draws": 100, "epochs": 0}
+    options = {"leapfrog": 4, "warmup": 80, "draws": 60, "epochs": 0}
     found = sample(
         REGRESSION.model, REGRESSION.data, "hmc", modes=60, lanes=60, compile=False, **REGRESSION.density, **options
     ).provenance["diagnostics"]
@@ -166,9 +166,9 @@ def on_grid(kind: type[nn.Module]) -> Tensor:
 
 
 WALKS = {
-    "hmc": {"leapfrog": 10, "warmup": 80, "thin": 10, "draws": 1, "epochs": 0},
+    "hmc": {"leapfrog": 6, "warmup": 50, "thin": 10, "draws": 1, "epochs": 0},
     # A step h leaves a relative error of about (h * frequency)^2 / 12, here 0.003, far below what 400 chains can see.
-    "sghmc": {"step": 0.08, "friction": 0.2, "batch": None, "warmup": 250, "draws": 1, "epochs": 0},
+    "sghmc": {"step": 0.08, "friction": 0.2, "batch": None, "warmup": 200, "draws": 1, "epochs": 0},
 }
 
 
@@ -203,7 +203,7 @@ def test_hidden_units_are_exchangeable_whatever_the_start() -> None:
     start = Population.from_states([{name: value.double() for name, value in state.items()}])
     population = sample(
         model, (X, goals(nn.Tanh)), "hmc", noise=NOISE, start=start, modes=400, lanes=400, compile=False,
-        leapfrog=10, warmup=100, thin=20, draws=1, epochs=0,
+        leapfrog=8, warmup=50, thin=20, draws=1, epochs=0,
     )  # fmt: skip
     for name, axis in (("0.weight", 1), ("0.bias", 1), ("2.weight", 2)):
         values = population.tensor(name).abs()  # |w|: signs are a symmetry too, and keep units apart for longer

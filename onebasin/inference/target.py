@@ -25,6 +25,7 @@ from onebasin.inference.layout import Layout
 from onebasin.inference.likelihood import LogLikelihood
 from onebasin.inference.prior import Prior
 from onebasin.inference.randomness import global_seed
+from onebasin.inference.seeds import derived
 from onebasin.predict.batches import batches
 from onebasin.state import State
 
@@ -86,6 +87,13 @@ class Mode(NamedTuple):
     factor: float
 
 
+class Ready(NamedTuple):
+    """A pass for certain shapes; what is compiled draws no random numbers."""
+
+    function: Function
+    compiled: bool
+
+
 @dataclass(eq=False)
 class Target:
     """The density exp(-U(theta)) that is to be sampled.
@@ -115,7 +123,7 @@ class Target:
     piece: int = PIECE
     outputs: Outputs | None = None
     likelihood: LogLikelihood | None = None
-    _made: dict[tuple[Any, ...], Function] = field(default_factory=dict)
+    _made: dict[tuple[Any, ...], Ready] = field(default_factory=dict)
 
     def rest_of(self, chains: int) -> State:
         """The model's own rest, once per chain (chains, ...)."""
@@ -133,20 +141,21 @@ class Target:
             training: run the model in training mode: batch statistics are used and running ones updated, dropout drops.
             seed: of the model's own random numbers in training mode.
         """
-        with torch.no_grad(), global_seed(seed) if training else nullcontext():
-            if rows is None and self.leaves:
-                return self._whole(position, rest, training)
-            taken = [] if rows is None else [leaf[rows] for leaf in self.leaves]
-            factor = 1.0 if rows is None else self.examples / rows.shape[-1]
-            own = rows is not None and rows.dim() == 2
-            return self._pass(position, rest, taken, Mode(own, True, training, factor))
+        with torch.no_grad():
+            if rows is not None:
+                taken, factor = [leaf[rows] for leaf in self.leaves], self.examples / rows.shape[-1]
+                return self._pass(position, rest, taken, Mode(rows.dim() == 2, True, training, factor), seed)
+            if self.examples <= self.piece:
+                return self._pass(position, rest, self.leaves, Mode(False, True, training, 1.0), seed)
+            return self._pieces(position, rest, training, seed)
 
-    def _whole(self, position: Tensor, rest: State, training: bool) -> Evaluation:
+    def _pieces(self, position: Tensor, rest: State, training: bool, seed: int) -> Evaluation:
         """The whole data, piece by piece; gradients and log likelihoods add up."""
         total: Evaluation | None = None
-        for rows, _ in batches(tuple(self.leaves), self.piece):
+        for number, (rows, _) in enumerate(batches(tuple(self.leaves), self.piece)):
             taken = [leaf[rows] for leaf in self.leaves]
-            found = self._pass(position, rest, taken, Mode(False, total is None, training, 1.0))
+            mode = Mode(False, total is None, training, 1.0)
+            found = self._pass(position, rest, taken, mode, derived(seed, "piece", number))
             rest = found.rest
             if total is not None:
                 likelihood = total.log_likelihood + found.log_likelihood
@@ -155,15 +164,22 @@ class Target:
         assert total is not None  # there are leaves
         return total
 
-    def _pass(self, position: Tensor, rest: State, taken: list[Tensor], mode: Mode) -> Evaluation:
+    def _pass(self, position: Tensor, rest: State, taken: list[Tensor], mode: Mode, seed: int) -> Evaluation:
         arguments = [position, *rest.values(), *taken]
-        key = (mode, *(tuple(tensor.shape) for tensor in arguments))
+        key = (mode, *(tensor.shape for tensor in arguments))
         if key not in self._made:
-            made = self._vectorised(list(rest), mode)
-            self._made[key] = (compiled(made, arguments) if self.compile else None) or made
-        gradient, likelihood, prior, *changed = self._made[key](*arguments)
+            self._made[key] = self._ready(list(rest), arguments, mode)
+        ready = self._made[key]
+        with global_seed(seed) if mode.training and not ready.compiled else nullcontext():
+            gradient, likelihood, prior, *changed = ready.function(*arguments)
         after = dict(zip(rest, changed, strict=True)) if mode.training else rest
         return Evaluation(gradient, likelihood, prior, after)
+
+    def _ready(self, names: Sequence[str], arguments: list[Tensor], mode: Mode) -> Ready:
+        made = self._vectorised(names, mode)
+        with global_seed(0):  # trials must not move the generator
+            fast = compiled(made, arguments) if self.compile else None
+        return Ready(fast or made, fast is not None)
 
     def _vectorised(self, names: Sequence[str], mode: Mode) -> Function:
         """All chains in one pass, as a function of flat tensors."""
