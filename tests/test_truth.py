@@ -24,7 +24,7 @@ PRIOR_STD = torch.tensor([0.5] * 6 + [2.0] * 3 + [1.0] * 3 + [2.0], dtype=torch.
 BLOCKS = (6, 3, 3, 1)
 CHAINS: dict[str, Any] = {"modes": 250, "draws": 1, "epochs": 0}
 HEAT: dict[str, Any] = {"method": "sghmc", "step": 0.64, "warmup": 150, **CHAINS}
-GAUSSIAN: dict[str, Any] = {"draws": 500, "start": "model"}
+GAUSSIAN: dict[str, Any] = {"draws": 300, "start": "model"}
 # How each method is asked for the prior. Weights of narrow prior limit the steps, those of wide prior the mixing.
 GIVE_THE_PRIOR: dict[str, dict[str, Any]] = {
     "hmc": {"method": "hmc", "leapfrog": 8, "warmup": 40, "thin": 5, **CHAINS},
@@ -87,7 +87,7 @@ EXACT: dict[str, dict[str, Any]] = {
     "sghmc": {"method": "sghmc", "step": 0.2, "friction": 0.3, "batch": None, "warmup": 150, **CHAINS},
     "sgld": {"method": "sghmc", "step": 0.4, "friction": 1.0, "batch": None, "warmup": 150, **CHAINS},
     "laplace": {
-        "method": "laplace", "structure": "full", "draws": 500,
+        "method": "laplace", "structure": "full", "draws": 300,
         "optimiser": "sgd", "rate": 0.2, "momentum": 0.5, "epochs": 200, "batch": None,
     },
 }  # fmt: skip

@@ -29,7 +29,7 @@ from onebasin.inference.start import refuse_wild
 from onebasin.inference.target import Evaluation, Target
 from onebasin.state import State
 
-_MEMORY = 150.0  # steps over which energy errors are averaged by the tuning
+_MEMORY = 1000.0  # steps over which energy errors are averaged by the tuning
 _TRUST = 1.5  # errors that are off by far more than the factor exp(6 * _TRUST) say little about the step size
 _DIVERGENT = 10.0  # an energy error per weight beyond this is undone
 _FIRST_STEP = 0.005
@@ -150,7 +150,7 @@ class Microcanonical:
     def _tuned(self, state: Moving, error: Tensor, sound: Tensor, moment: Moment) -> Moving:
         """The error's variance grows as step^6, so each step tells which step would have had the wished one."""
         wished = self.loose * (self.variance / self.loose) ** (moment.step / moment.warmup)
-        ratio = torch.where(sound, error.square() / (wished * state.position.shape[1]), 100.0).clamp(1e-8, 100.0)
+        ratio = torch.where(sound, error.square() / (wished * state.position.shape[1]), 100.0).clamp(min=1e-8)
         weight = torch.exp(-0.5 * (ratio.log() / (6 * _TRUST)) ** 2)
         decay = (_MEMORY - 1) / (_MEMORY + 1)
         weighted = decay * state.weighted + weight * ratio / state.step**6
