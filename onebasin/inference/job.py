@@ -29,6 +29,7 @@ from onebasin.state import state_of
 METHODS = {
     "hmc": "hmc",
     "sghmc": "sgmcmc",
+    "mclmc": "microcanonical",
     "ensemble": "ensemble",
     "vi": "variational",
     "swag": "swag",
