@@ -24,7 +24,7 @@ from benchmarks import tabular
 from benchmarks.tabular import Split
 from benchmarks.targets import Targets, head, spread
 from onebasin.inference import LearnedNoise, sample
-from onebasin.inference.likelihood import learned_gaussian
+from onebasin.inference.density.likelihood import learned_gaussian
 from onebasin.metrics import rhat
 from onebasin.predict import predictions
 

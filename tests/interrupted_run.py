@@ -15,7 +15,8 @@ import time
 import torch
 from torch import nn
 
-from onebasin.inference import pending, run, sample
+from onebasin.inference import sample
+from onebasin.inference.runs import loop, pending
 
 OPTIONS = {
     "hmc": {"draws": 60, "warmup": 60, "leapfrog": 10, "epochs": 40, "batch": 5, "mass": "diagonal"},
@@ -31,7 +32,7 @@ def problem() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
 
 def work(method: str, folder: str) -> None:
     torch.set_num_threads(1)
-    run._CHECKPOINT_SECONDS = 0.05  # so that the run gets on although it lives for half a second at a time
+    loop._CHECKPOINT_SECONDS = 0.05  # so that the run gets on although it lives for half a second at a time
     pending._SECONDS = 0.05
     model, data = problem()
     sample(

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onebasin.inference.density.network import target_of
+from onebasin.inference.density.target import Target
 from onebasin.inference.kernel import Moment, Networks
-from onebasin.inference.network import target_of
 from onebasin.inference.sampling import sample
 from onebasin.inference.seeds import Streams
-from onebasin.inference.target import Target
 
 # |z| of a normal number exceeds this with probability 7e-6. Seeds are fixed, and a few hundred such comparisons are
 # made in all, so a failure is a bug and no accident.

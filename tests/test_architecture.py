@@ -26,7 +26,7 @@ FOREIGN_SIGNATURES = {"onebasin/symmetry/rules/": "a rule takes the arguments of
 # Who may touch torch's global generator, and why.
 GLOBAL_RANDOMNESS = {
     "onebasin/symmetry/verify.py": "a forward pass that draws must draw the same each time; forked and restored",
-    "onebasin/inference/randomness.py": "layers and dropout draw from the global generator; forked and restored",
+    "onebasin/inference/density/randomness.py": "layers and dropout draw from the global one; forked and restored",
     "onebasin/cli/options.py": "a factory draws its weights from the global generator; forked and restored",
 }
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "manager", "base", "core"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onebasin.inference.job import METHODS
+from onebasin.inference.runs.job import METHODS
 from onebasin.inference.sampling import sample
 from onebasin.population import Population
 from tests.judging import numbers, weights_of

@@ -21,8 +21,8 @@ from onebasin.cli.sample_report import diagnostics_table
 from onebasin.data import digits
 from onebasin.errors import DiskError, InputError, ModelError, StorageError
 from onebasin.examples import digits_mlp
-from onebasin.inference.job import METHODS, Execution
-from onebasin.inference.network import Density
+from onebasin.inference.density.network import Density
+from onebasin.inference.runs.job import METHODS, Execution
 from onebasin.predict import predictions
 
 Run = Callable[..., tuple[int, str, str]]

@@ -7,15 +7,15 @@ from scipy.stats import binomtest
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.inference.dropout import Dropout, build, dropping
+from onebasin.inference.density.network import target_of
+from onebasin.inference.density.randomness import global_seed
+from onebasin.inference.density.target import Target
 from onebasin.inference.kernel import Moment, Networks, Plan
-from onebasin.inference.masks import factor
-from onebasin.inference.network import target_of
-from onebasin.inference.randomness import global_seed
+from onebasin.inference.methods.dropout import Dropout, build, dropping
+from onebasin.inference.methods.masks import factor
+from onebasin.inference.methods.training import Training
+from onebasin.inference.runs.start import networks_at
 from onebasin.inference.seeds import Streams
-from onebasin.inference.start import networks_at
-from onebasin.inference.target import Target
-from onebasin.inference.training import Training
 
 
 def numbers(*size: int, seed: int = 0) -> Tensor:

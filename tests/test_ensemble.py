@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.inference.ensemble import build
+from onebasin.inference.density.minibatch import Minibatches
 from onebasin.inference.kernel import Moment
-from onebasin.inference.minibatch import Minibatches
+from onebasin.inference.methods.ensemble import build
+from onebasin.inference.methods.training import Optimiser
+from onebasin.inference.runs.start import fresh
 from onebasin.inference.sampling import sample
 from onebasin.inference.seeds import Streams
-from onebasin.inference.start import fresh
-from onebasin.inference.training import Optimiser
 from tests.judging import Conjugate, drawn, numbers, weights_of
 
 EXAMPLES, BATCH, EPOCHS = 20, 6, 8

@@ -9,13 +9,13 @@ from scipy import stats
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.inference.hmc import HMC, build
+from onebasin.inference.density.network import target_of
+from onebasin.inference.density.target import Target
 from onebasin.inference.kernel import Moment
-from onebasin.inference.leapfrog import Phase, energy_change, kinetic, leapfrog
-from onebasin.inference.mass import Spread, mass_update
-from onebasin.inference.network import target_of
-from onebasin.inference.step_size import Tuner
-from onebasin.inference.target import Target
+from onebasin.inference.methods.hmc import HMC, build
+from onebasin.inference.methods.leapfrog import Phase, energy_change, kinetic, leapfrog
+from onebasin.inference.methods.mass import Spread, mass_update
+from onebasin.inference.methods.step_size import Tuner
 from tests.judging import Conjugate, Together, Z, assert_mean, assert_standard, numbers, run, seeded, started
 
 REGRESSION = Conjugate.of(12)

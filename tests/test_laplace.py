@@ -18,15 +18,15 @@ from torch.distributions import MultivariateNormal
 from torch.utils.data import DataLoader, TensorDataset
 
 from onebasin.errors import InputError
-from onebasin.inference.curvature_diagonal import diagonal
-from onebasin.inference.curvature_rows import Seen, dense
+from onebasin.inference.curvature.diagonal import diagonal
+from onebasin.inference.curvature.rows import Seen, dense
+from onebasin.inference.density.layout import Layout
+from onebasin.inference.density.network import target_of
+from onebasin.inference.density.target import Target
 from onebasin.inference.kernel import Moment, Networks
-from onebasin.inference.laplace import Laplace, build
 from onebasin.inference.laplace_torch import from_laplace
-from onebasin.inference.layout import Layout
-from onebasin.inference.network import target_of
+from onebasin.inference.methods.laplace import Laplace, build
 from onebasin.inference.seeds import Streams
-from onebasin.inference.target import Target
 from onebasin.posterior.full import Full
 from onebasin.posterior.gaussian import Gaussian, Shape
 from onebasin.posterior.kronecker import Block, Kronecker

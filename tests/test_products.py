@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from onebasin.inference.products import batched, rewritings
+from onebasin.inference.density.products import batched, rewritings
 
 SIDE = st.sampled_from([1, 3, 15, 16, 17, 64, 70])
 

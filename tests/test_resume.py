@@ -13,8 +13,9 @@ from torch import nn
 
 from onebasin import Population
 from onebasin.errors import InputError
-from onebasin.inference import run, sample
-from onebasin.inference.journal import read_info
+from onebasin.inference import sample
+from onebasin.inference.runs import loop
+from onebasin.inference.runs.journal import read_info
 from onebasin.inference.sampling import by_chain
 from tests.interrupted_run import OPTIONS, problem
 
@@ -107,7 +108,7 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
     model, data = problem()
     seen = []
 

@@ -10,10 +10,10 @@ from scipy import stats
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
+from onebasin.inference.density.minibatch import Minibatches
+from onebasin.inference.density.network import target_of
 from onebasin.inference.kernel import Moment
-from onebasin.inference.minibatch import Minibatches
-from onebasin.inference.network import target_of
-from onebasin.inference.sgmcmc import SGMCMC, _spaced, build
+from onebasin.inference.methods.sgmcmc import SGMCMC, _spaced, build
 from tests.judging import Conjugate, assert_mean, assert_standard, drawn, numbers, run
 
 SMALL = Conjugate.of(6, noise=1.0, scale=1.0)

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 from onebasin.errors import InputError
+from onebasin.inference.density.network import target_of
+from onebasin.inference.density.target import Target
 from onebasin.inference.kernel import Moment, Networks
-from onebasin.inference.network import target_of
-from onebasin.inference.refresh import refreshed
+from onebasin.inference.methods.refresh import refreshed
+from onebasin.inference.methods.swag import SWAG, Collected, build
+from onebasin.inference.methods.training import Trained
+from onebasin.inference.runs.start import networks_at
 from onebasin.inference.seeds import Streams
-from onebasin.inference.start import networks_at
-from onebasin.inference.swag import SWAG, Collected, build
-from onebasin.inference.target import Target
-from onebasin.inference.training import Trained
 from onebasin.predict.batches import batches
 
 Z = 4.5  # |z| of a normal exceeds this with probability 7e-6

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Normal
 
 from onebasin.errors import InputError, SpecError
-from onebasin.inference.likelihood import LearnedNoise
-from onebasin.inference.minibatch import Minibatches
-from onebasin.inference.network import target_of
+from onebasin.inference.density.likelihood import LearnedNoise
+from onebasin.inference.density.minibatch import Minibatches
+from onebasin.inference.density.network import target_of
+from onebasin.inference.density.target import Evaluation, Target
 from onebasin.inference.seeds import Streams
-from onebasin.inference.target import Evaluation, Target
 from tests.judging import numbers, seeded
 
 EXAMPLES = 20

@@ -8,7 +8,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.inference.job import METHODS
+from onebasin.inference.runs.job import METHODS
 from onebasin.inference.sampling import sample
 from onebasin.population import Population
 from onebasin.predict import predictions

@@ -9,13 +9,13 @@ from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 
 from onebasin.errors import InputError
+from onebasin.inference.density.minibatch import Minibatches
+from onebasin.inference.density.network import target_of
+from onebasin.inference.density.target import Target
 from onebasin.inference.kernel import Moment, Networks
-from onebasin.inference.minibatch import Minibatches
-from onebasin.inference.network import target_of
+from onebasin.inference.methods.training import Optimiser
+from onebasin.inference.methods.variational import Fit, Variational, build
 from onebasin.inference.seeds import Streams
-from onebasin.inference.target import Target
-from onebasin.inference.training import Optimiser
-from onebasin.inference.variational import Fit, Variational, build
 
 Z = 4.5  # |z| of a normal exceeds this with probability 7e-6
 
@@ -108,7 +108,7 @@ def test_divergence_and_loss_are_those_of_torch() -> None:
     expected = kl_divergence(Normal(state.mean, state.log_std.exp()), Normal(torch.zeros_like(scales), scales)).sum(1)
     torch.testing.assert_close(kernel.divergence(state), expected)
     _, info = kernel.step(state, Moment(0, 10), streams)
-    noise = Streams(0, [0, 1], 0).normal("weights", torch.zeros(2, 1, 5, dtype=torch.float64))[:, 0]
+    noise = Streams(0, [0, 1], 0).gaussian("weights", torch.zeros(2, 1, 5, dtype=torch.float64))[:, 0]
     likelihood = target(state.mean + state.log_std.exp() * noise, state.rest).log_likelihood
     torch.testing.assert_close(info["loss"], (0.7 * expected - likelihood) / 30)
 
@@ -223,7 +223,7 @@ def test_running_statistics_average_over_samples() -> None:
     kernel = kernel_of(target, batch=None, samples=2)
     state = kernel.init(start_of(target, 2), Streams(0, [0, 1], 0))
     after, _ = kernel.step(state, Moment(0, 10), Streams(0, [0, 1], 0))
-    noise = Streams(0, [0, 1], 0).normal("weights", torch.zeros(2, 2, target.layout.size))
+    noise = Streams(0, [0, 1], 0).gaussian("weights", torch.zeros(2, 2, target.layout.size))
     theta = state.mean[:, None] + state.log_std.exp()[:, None] * noise
     each = [target(theta[:, sample], state.rest, training=True).rest["1.running_var"] for sample in range(2)]
     torch.testing.assert_close(after.rest["1.running_var"], torch.stack(each).mean(0))

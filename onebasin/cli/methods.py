@@ -10,9 +10,9 @@ from typing import Any, get_args, get_type_hints
 import click
 
 from onebasin.errors import InputError
-from onebasin.inference.ensemble import TrainingOptions
-from onebasin.inference.job import METHODS, Execution
-from onebasin.inference.network import Density
+from onebasin.inference.density.network import Density
+from onebasin.inference.methods.ensemble import TrainingOptions
+from onebasin.inference.runs.job import METHODS, Execution
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "none"}
 _ONLY_IN_PYTHON = {"log_density"}  # a function cannot be written on a command line

@@ -17,9 +17,9 @@ from onebasin.cli.options import debug, progress_bar, seeded
 from onebasin.cli.sample_report import diagnostics_table, fit_sentence
 from onebasin.data import digits
 from onebasin.errors import InputError, OnebasinError
-from onebasin.inference.job import METHODS
-from onebasin.inference.journal import read_definition
-from onebasin.inference.likelihood import KINDS
+from onebasin.inference.density.likelihood import KINDS
+from onebasin.inference.runs.job import METHODS
+from onebasin.inference.runs.journal import read_definition
 from onebasin.inference.sampling import sample as draw
 from onebasin.population import Population
 from onebasin.predict import Inputs

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from onebasin.cli.tables import short, table
-from onebasin.inference.likelihood import bernoulli, categorical, choose, learned_gaussian
+from onebasin.inference.density.likelihood import bernoulli, categorical, choose, learned_gaussian
 from onebasin.population import Population
 from onebasin.predict import Inputs, predictions
 

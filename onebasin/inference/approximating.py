@@ -8,12 +8,12 @@ from typing import Any
 from torch import nn
 
 from onebasin.errors import InputError
-from onebasin.inference.crew import Runner
-from onebasin.inference.job import METHODS, job_of
-from onebasin.inference.journal import Memory
-from onebasin.inference.network import Data
+from onebasin.inference.density.network import Data
+from onebasin.inference.runs.crew import Runner
+from onebasin.inference.runs.job import METHODS, job_of
+from onebasin.inference.runs.journal import Memory
+from onebasin.inference.runs.telling import Show, Teller
 from onebasin.inference.seeds import Streams
-from onebasin.inference.telling import Show, Teller
 from onebasin.posterior import Coordinates, Gaussian, Posterior
 from onebasin.state import State
 

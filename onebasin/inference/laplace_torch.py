@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.inference.layout import Layout
+from onebasin.inference.density.layout import Layout
 from onebasin.posterior.coordinates import Coordinates
 from onebasin.posterior.diagonal import Diagonal
 from onebasin.posterior.full import Full

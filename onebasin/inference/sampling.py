@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from onebasin.errors import InputError
-from onebasin.inference.crew import run_apart, run_here
-from onebasin.inference.job import Execution, Job, job_of
-from onebasin.inference.journal import (
+from onebasin.inference.density.network import Data
+from onebasin.inference.runs.crew import run_apart, run_here
+from onebasin.inference.runs.job import Execution, Job, job_of
+from onebasin.inference.runs.journal import (
     Disk,
     Memory,
     join_info,
@@ -24,11 +25,10 @@ from onebasin.inference.journal import (
     stack_info,
     write_definition,
 )
-from onebasin.inference.network import Data
-from onebasin.inference.run import Tell
-from onebasin.inference.summary import summary
-from onebasin.inference.telling import Show, Teller
-from onebasin.inference.units import Unit
+from onebasin.inference.runs.loop import Tell
+from onebasin.inference.runs.summary import summary
+from onebasin.inference.runs.telling import Show, Teller
+from onebasin.inference.runs.units import Unit
 from onebasin.population import Population
 from onebasin.state import as_spec
 

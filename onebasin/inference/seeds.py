@@ -31,8 +31,8 @@ def generator(seed: int, *name: str | int) -> torch.Generator:
 class Streams:
     """The random numbers of several chains during one block of steps.
 
-    >>> a = Streams(0, chains=[0, 1], block=5).normal("momentum", torch.zeros(2, 3))
-    >>> b = Streams(0, chains=[1], block=5).normal("momentum", torch.zeros(1, 3))
+    >>> a = Streams(0, chains=[0, 1], block=5).gaussian("momentum", torch.zeros(2, 3))
+    >>> b = Streams(0, chains=[1], block=5).gaussian("momentum", torch.zeros(1, 3))
     >>> torch.equal(a[1:], b)
     True
     """
@@ -55,7 +55,7 @@ class Streams:
             self._of_all[purpose] = generator(self.seed, purpose, "block", self.block)
         return self._of_all[purpose]
 
-    def normal(self, purpose: str, like: Tensor) -> Tensor:
+    def gaussian(self, purpose: str, like: Tensor) -> Tensor:
         """Standard normal numbers in the shape (chains, ...), dtype and device of `like`."""
         shape, dtype = like.shape[1:], like.dtype
         rows = [torch.randn(shape, generator=stream, dtype=dtype) for stream in self.each(purpose)]

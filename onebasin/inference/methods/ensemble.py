@@ -1,0 +1,90 @@
+"""Deep ensembles: independent trainings, batched over members; also snapshots and checkpoints of one training.
+
+Members differ in their initial weights and in the order of their data. One member is a MAP estimate, or a maximum
+likelihood one with prior=None.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict, Unpack, cast
+
+from onebasin.errors import InputError
+from onebasin.inference.density.minibatch import Minibatches
+from onebasin.inference.density.target import Target
+from onebasin.inference.kernel import Plan, Stage
+from onebasin.inference.methods.training import Optimiser, Training
+
+
+class TrainingOptions(TypedDict, total=False):
+    """How networks are trained.
+
+    Attributes:
+        epochs: passes over the data.
+        batch: examples in a mini-batch; None for all.
+        rate: learning rate, of the mean loss per example.
+        optimiser: "adam" or "sgd".
+        momentum: of SGD.
+        decay: decoupled weight decay, beside the prior.
+        schedule: "constant", or "cosine" from the rate to zero.
+    """
+
+    epochs: int
+    batch: int | None
+    rate: float
+    optimiser: str
+    momentum: float
+    decay: float
+    schedule: str
+
+
+class Options(TrainingOptions, total=False):
+    """Options of an ensemble.
+
+    Attributes:
+        draws: networks from each training: 1 gives a deep ensemble.
+        snapshots: several draws share the epochs in equal cycles of a cosine rate, each ending in a draw; without it,
+            further draws are checkpoints after the training.
+        every: epochs between checkpoints.
+    """
+
+    draws: int
+    snapshots: bool
+    every: int
+
+
+def count(value: int, what: str, least: int = 1) -> int:
+    """A number of something; refuses what is below `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise InputError(f"expected {what} to be a whole number from {least} on, found {value!r}: give such a number")
+    return value
+
+
+def training_stage(target: Target, options: TrainingOptions, name: str = "training") -> Stage:
+    """The stage that trains every chain, with Adam for 100 epochs on batches of 100 unless told otherwise."""
+    batches = Minibatches(target.examples, options.get("batch", 100))
+    optimiser = Optimiser(
+        options.get("optimiser", "adam"),
+        options.get("rate", 1e-3),
+        options.get("momentum", 0.9),
+        options.get("decay", 0.0),
+        options.get("schedule", "constant"),
+    )
+    steps = count(options.get("epochs", 100), "epochs", 0) * batches.per_epoch
+    return Stage(name, Training(target, optimiser, batches), steps)
+
+
+def build(target: Target, **options: Unpack[Options]) -> Plan:
+    """Plan an ensemble."""
+    draws = count(options.get("draws", 1), "draws")
+    stage = training_stage(target, cast(TrainingOptions, options))
+    kernel = cast(Training, stage.kernel)
+    per_epoch = kernel.minibatches.per_epoch
+    if draws == 1:
+        return Plan((stage,), 1, (0,))
+    if not options.get("snapshots", False):
+        every = count(options.get("every", 1), "every") * per_epoch
+        return Plan((stage,), draws, (0, *[every] * (draws - 1)))
+    cycle = max(1, stage.steps // draws)
+    chosen = kernel.optimiser
+    optimiser = Optimiser(chosen.name, chosen.rate, chosen.momentum, chosen.decay, "cyclical", cycle)
+    return Plan((Stage(stage.name, Training(target, optimiser, kernel.minibatches), 0),), draws, (cycle,))

@@ -1,0 +1,197 @@
+"""Hamiltonian Monte Carlo with full-batch gradients, every chain with its own step size.
+
+Momentum p ~ N(0, T m), a leapfrog trajectory with a jittered number of steps, then accepted with probability
+min(1, exp(-dH / T)). Chains start from independently trained networks. Step sizes (dual averaging) and, if wished, a
+diagonal mass adapt during warm-up and are frozen afterwards. Reference: Neal (2011), Izmailov et al. (2021).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Unpack, cast
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import InputError
+from onebasin.inference.density.target import Evaluation, Target
+from onebasin.inference.kernel import Info, Moment, Networks, Plan, Stage
+from onebasin.inference.methods.ensemble import TrainingOptions, count, training_stage
+from onebasin.inference.methods.leapfrog import Phase, energy_change, kinetic, leapfrog
+from onebasin.inference.methods.mass import Spread, mass_update
+from onebasin.inference.methods.step_size import Tuner
+from onebasin.inference.runs.start import refuse_wild
+from onebasin.inference.seeds import Streams
+from onebasin.state import State
+
+_DIVERGENT = 1000.0  # an energy error beyond this says that the trajectory has left the typical set
+
+
+class Options(TrainingOptions, total=False):
+    """Options of HMC; those of training are for the networks that chains start from.
+
+    Attributes:
+        draws: kept from each chain.
+        warmup: trajectories in which step size and mass adapt.
+        thin: trajectories from one draw to the next.
+        leapfrog: steps of a trajectory, on average.
+        jitter: their number varies by this share in both directions.
+        step: first step size; by default one is searched.
+        acceptance: what the step size is tuned to.
+        mass: "identity", or "diagonal" from the spread of each weight in warm-up.
+        temperature: T; 1 is the Bayesian posterior.
+    """
+
+    draws: int
+    warmup: int
+    thin: int
+    leapfrog: int
+    jitter: float
+    step: float | None
+    acceptance: float
+    mass: str
+    temperature: float
+
+
+class HMCState(NamedTuple):
+    """What the next trajectory needs."""
+
+    position: Tensor
+    rest: State
+    gradient: Tensor
+    log_likelihood: Tensor
+    log_prior: Tensor
+    tuner: Tuner
+    inverse_mass: Tensor  # (chains, D), or (chains, 1) for the identity
+    spread: Spread
+
+    @property
+    def found(self) -> Evaluation:
+        """The evaluation at the position."""
+        return Evaluation(self.gradient, self.log_likelihood, self.log_prior, self.rest)
+
+
+@dataclass(frozen=True, eq=False)
+class HMC:
+    """The kernel: one trajectory of every chain.
+
+    Attributes are those of `Options`.
+    """
+
+    target: Target
+    leapfrog: int = 50
+    jitter: float = 0.5
+    step_size: float | None = None
+    acceptance: float = 0.75
+    adapt_mass: bool = False
+    temperature: float = 1.0
+
+    def init(self, start: Networks, streams: Streams) -> HMCState:
+        """Evaluate the start and find a step size of the right magnitude."""
+        position, rest = start.position, start.rest
+        found = self.target(position, rest)
+        refuse_wild(found, streams.chains)
+        inverse_mass = torch.ones_like(position[:, :1])
+        if self.step_size is None:
+            step = self._first_step(Phase(position, torch.zeros_like(position), found), rest, inverse_mass, streams)
+        else:
+            step = torch.full((len(position),), self.step_size, dtype=torch.float64, device=position.device)
+        spread = Spread.empty(position if self.adapt_mass else position[:, :0])
+        return HMCState(
+            position, rest, found.gradient, found.log_likelihood, found.log_prior, Tuner.at(step), inverse_mass, spread
+        )
+
+    def _first_step(self, phase: Phase, rest: State, inverse_mass: Tensor, streams: Streams) -> Tensor:
+        """Double or halve each chain's step until one leapfrog step is accepted about as often as wished."""
+        noise = streams.gaussian("first step", phase.position)
+        before = phase._replace(momentum=noise * self.temperature**0.5)
+        step = torch.full((len(noise),), 1e-3, dtype=torch.float64, device=noise.device)
+        direction = torch.zeros_like(step)
+        for _ in range(40):
+            after = leapfrog(self.target, rest, before, step, 1, inverse_mass)
+            change = energy_change(before, after, inverse_mass)
+            good = torch.isfinite(change) & (change / self.temperature < 0.25)
+            turn = torch.where(good, 1.0, -1.0)
+            direction = torch.where(direction == 0, turn, direction)
+            going = turn == direction
+            if not bool(going.any()):
+                break
+            step = torch.where(going, step * 2.0**direction, step)
+        return step
+
+    def step(self, state: HMCState, moment: Moment, streams: Streams) -> tuple[HMCState, Info]:
+        """One trajectory and its acceptance; rejected chains stay, with what is known there."""
+        step = (state.tuner.log_step if moment.warming else state.tuner.log_mean).exp()
+        noise = streams.gaussian("momentum", state.position)
+        before = Phase(state.position, noise * (self.temperature / state.inverse_mass).sqrt(), state.found)
+        after = leapfrog(self.target, state.rest, before, step, self._steps(streams), state.inverse_mass)
+        change = energy_change(before, after, state.inverse_mass) / self.temperature
+        change = torch.where(change.isnan(), torch.inf, change)  # where there is no density, it is zero
+        sound = torch.isfinite(change) & torch.isfinite(after.found.gradient).all(1)
+        chance = torch.where(sound, (-change).exp().clamp(max=1.0), 0.0)
+        accepted = streams.uniform("accept").to(chance.device) < chance
+        energy = before.found.potential + kinetic(before.momentum, state.inverse_mass)
+        info = {
+            "acceptance": chance,
+            "accepted": accepted.double(),
+            "energy_change": change,
+            "energy": energy,
+            "divergent": (~sound | (change > _DIVERGENT)).double(),
+            "step_size": step,
+        }
+        state = self._moved(state, after, accepted)
+        return (self._adapted(state, chance, moment) if moment.warming else state), info
+
+    def _steps(self, streams: Streams) -> int:
+        """The jittered number of leapfrog steps, the same for all chains."""
+        place = float(torch.rand((), generator=streams.all("length")))
+        return max(1, round(self.leapfrog * (1 + self.jitter * (2 * place - 1))))
+
+    def _moved(self, state: HMCState, after: Phase, accepted: Tensor) -> HMCState:
+        rows = accepted[:, None]
+        return state._replace(
+            position=torch.where(rows, after.position, state.position),
+            gradient=torch.where(rows, after.found.gradient, state.gradient),
+            log_likelihood=torch.where(accepted, after.found.log_likelihood, state.log_likelihood),
+            log_prior=torch.where(accepted, after.found.log_prior, state.log_prior),
+        )
+
+    def _adapted(self, state: HMCState, chance: Tensor, moment: Moment) -> HMCState:
+        state = state._replace(tuner=state.tuner.update(chance, self.acceptance))
+        if not self.adapt_mass:
+            return state
+        spread, inverse_mass = mass_update(state.spread, state.position, state.inverse_mass, moment)
+        if inverse_mass is not state.inverse_mass:  # another geometry needs another step size
+            state = state._replace(tuner=Tuner.at(state.tuner.log_mean.exp() * _rescale(state, inverse_mass)))
+        return state._replace(spread=spread, inverse_mass=inverse_mass)
+
+    def draw(self, state: HMCState, streams: Streams) -> Networks:
+        """Where the chains are."""
+        return Networks(state.position, state.rest, state.log_likelihood + state.log_prior)
+
+
+def _rescale(state: HMCState, inverse_mass: Tensor) -> Tensor:
+    """What keeps the typical speed the same when the mass changes, (chains,)."""
+    return (state.inverse_mass.mean(1) / inverse_mass.mean(1)).sqrt().double()
+
+
+def build(target: Target, **options: Unpack[Options]) -> Plan:
+    """Plan HMC: train, warm up, draw."""
+    mass, jitter = options.get("mass", "identity"), options.get("jitter", 0.5)
+    temperature, acceptance = options.get("temperature", 1.0), options.get("acceptance", 0.75)
+    if mass not in ("identity", "diagonal"):
+        raise InputError(f'expected mass "identity" or "diagonal", found {mass!r}: choose one of them')
+    step = options.get("step")
+    if step is not None and not step > 0:
+        raise InputError(f"expected a positive step size, found {step}: leave it out, and one is searched")
+    if not (0 <= jitter < 1 and 0 < acceptance < 1 and temperature > 0):
+        raise InputError(
+            f"expected 0 <= jitter < 1, 0 < acceptance < 1 and temperature > 0, found {jitter}, {acceptance} and "
+            f"{temperature}: give others"
+        )
+    length = count(options.get("leapfrog", 50), "leapfrog")
+    kernel = HMC(target, length, jitter, step, acceptance, mass == "diagonal", temperature)
+    warmup = count(options.get("warmup", 200), "warmup", 0)
+    train = training_stage(target, cast(TrainingOptions, options))
+    thin = count(options.get("thin", 1), "thin")
+    return Plan((train, Stage("warm-up", kernel, warmup)), count(options.get("draws", 200), "draws"), (thin,), length)

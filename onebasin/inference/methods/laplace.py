@@ -1,0 +1,206 @@
+"""Laplace approximations: a Gaussian around each trained network, as wide as the posterior is curved there.
+
+    N(theta, T (G + Lambda)^-1),    G = sum_n J_n^T H_n J_n
+
+with the generalised Gauss-Newton matrix G of the log likelihood and the precision Lambda of the prior.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Unpack, cast
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import InputError
+from onebasin.inference.curvature.evidence import STRUCTURES, Curvature, curvature_of, log_evidence, tuned
+from onebasin.inference.curvature.layers import last_layer
+from onebasin.inference.curvature.rows import Seen
+from onebasin.inference.density.target import Target
+from onebasin.inference.kernel import Info, Moment, Networks, Plan, Stage
+from onebasin.inference.methods.ensemble import TrainingOptions, count, training_stage
+from onebasin.inference.seeds import Streams
+from onebasin.posterior.diagonal import Diagonal
+from onebasin.posterior.full import Full
+from onebasin.posterior.gaussian import Gaussian, Shape
+from onebasin.posterior.kronecker import Kronecker
+from onebasin.posterior.partial import Partial
+from onebasin.state import State
+
+_SHAPES: dict[str, type[Shape]] = {"diagonal": Diagonal, "kfac": Kronecker, "full": Full}
+
+
+class Options(TrainingOptions, total=False):
+    """Options of the Laplace approximation; those of training come first.
+
+    Attributes:
+        structure: "kfac", Kronecker factors for linear and convolution layers and the exact diagonal for other tensors;
+            "diagonal"; or "full", for at most 5,000 weights.
+        layers: "all", or "last": only the last module that holds weights is uncertain.
+        prior_precision: None for the prior that was given; a number; "marginal" for the number that maximises the
+            evidence; "per-layer" for one such number per tensor (not with "full").
+        temperature: T, which multiplies the covariance.
+        draws: networks from each Gaussian.
+    """
+
+    structure: str
+    layers: str
+    prior_precision: float | str | None
+    temperature: float
+    draws: int
+
+
+class Fitted(NamedTuple):
+    """One Gaussian per chain.
+
+    Attributes:
+        position: the trained networks (chains, D).
+        rest: what they carry beside the weights.
+        shape: the tensors of each chain's shape, by name (chains, ...).
+        precision: the prior precision of each uncertain tensor, float64 (chains, T).
+        evidence: the Laplace approximation of the log evidence, float64 (chains,); NaN for a flat prior.
+    """
+
+    position: Tensor
+    rest: State
+    shape: State
+    precision: Tensor
+    evidence: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Laplace:
+    """The kernel: everything happens at its start.
+
+    Attributes:
+        target: the posterior.
+        structure: of the curvature.
+        layers: "all" or "last".
+        prior_precision: as in `Options`.
+        temperature: T.
+    """
+
+    target: Target
+    structure: str = "kfac"
+    layers: str = "all"
+    prior_precision: float | str | None = None
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.structure not in STRUCTURES:
+            raise InputError(f"expected a structure out of {', '.join(STRUCTURES)}, found {self.structure!r}: choose")
+        if self.layers not in ("all", "last"):
+            raise InputError(f'expected layers "all" or "last", found {self.layers!r}: choose one of them')
+        if not self.temperature > 0:
+            raise InputError(f"expected a temperature above 0, found {self.temperature}: 1 gives the posterior")
+        self._check_prior()
+
+    def _check_prior(self) -> None:
+        given = self.prior_precision
+        if isinstance(given, str):
+            if given not in ("marginal", "per-layer") or (given == "per-layer" and self.structure == "full"):
+                raise InputError(
+                    'expected prior_precision to be None, a number, "marginal", or "per-layer" with structure "kfac" '
+                    f'or "diagonal", found {given!r} with {self.structure!r}: choose another'
+                )
+            if self.target.outputs is None:
+                raise InputError(
+                    f"expected data to choose the prior precision by, found prior_precision={given!r} and no data: "
+                    "leave it out, or give data"
+                )
+        elif given is not None and not given > 0:
+            raise InputError(f"expected a positive prior_precision, found {given}: give a number above 0")
+
+    def init(self, start: Networks, streams: Streams) -> Fitted:
+        """Fit a Gaussian around each network."""
+        networks = [self._network(start, chain) for chain in range(len(start.position))]
+        names = self._names(networks[0])
+        shapes, precisions, evidences = [], [], []
+        likelihood = self.target(start.position, start.rest).log_likelihood
+        for chain, seen in enumerate(networks):
+            own = self.target.layout.split(start.position[chain])
+            weights = [own[name] for name in names]
+            curvature = curvature_of(seen, self.structure, names, weights)
+            sizes = [value.numel() for value in weights]
+            squares = torch.stack([value.double().square().sum() for value in weights])
+            precision = self._precision(curvature, names, squares)
+            shape = curvature.shape(precision, self.temperature, start.position.dtype)
+            shapes.append(self._placed(shape, names).tensors())
+            precisions.append(precision)
+            evidences.append(likelihood[chain] + log_evidence(curvature, precision, sizes, squares))
+        stacked = {name: torch.stack([shape[name] for shape in shapes]) for name in shapes[0]}
+        return Fitted(start.position, start.rest, stacked, torch.stack(precisions), torch.stack(evidences))
+
+    def step(self, state: Fitted, moment: Moment, streams: Streams) -> tuple[Fitted, Info]:
+        """Nothing: a Gaussian does not move."""
+        return state, self.summary(state)
+
+    def summary(self, state: Fitted) -> Info:
+        """The evidence, and the prior precision it stands for (the geometric mean of several)."""
+        return {"log_evidence": state.evidence, "prior_precision": state.precision.log().mean(1).exp()}
+
+    def components(self, state: Fitted) -> list[Gaussian]:
+        """The Gaussian of each chain."""
+        kind = Partial if self.layers == "last" else _SHAPES[self.structure]
+        shapes = [
+            kind.from_tensors({name: value[chain] for name, value in state.shape.items()})
+            for chain in range(len(state.position))
+        ]
+        return [Gaussian(centre, shape) for centre, shape in zip(state.position, shapes, strict=True)]
+
+    def draw(self, state: Fitted, streams: Streams) -> Networks:
+        """One network from each Gaussian."""
+        pairs = zip(self.components(state), streams.each("draw"), strict=True)
+        position = torch.cat([gaussian.draw_flat(1, stream) for gaussian, stream in pairs])
+        return Networks(position, state.rest, -self.target(position, state.rest).potential)
+
+    def _network(self, start: Networks, chain: int) -> Seen | None:
+        target = self.target
+        if target.outputs is None or target.likelihood is None:
+            return None
+        rest = {name: value[chain] for name, value in start.rest.items()}
+        return Seen(target, target.outputs, target.likelihood, target.layout.split(start.position[chain]), rest)
+
+    def _names(self, seen: Seen | None) -> list[str]:
+        """The tensors that are uncertain."""
+        names = self.target.layout.names
+        if self.layers == "all":
+            return list(names)
+        if seen is None:
+            raise InputError('expected data to find the last layer with, found none: choose layers="all"')
+        last = last_layer(seen)
+        return [name for name in names if name in last]
+
+    def _precision(self, curvature: Curvature, names: list[str], squares: Tensor) -> Tensor:
+        """The prior precision of each uncertain tensor (T,), float64."""
+        given = self.prior_precision
+        if given == "per-layer":
+            return tuned(curvature.eigenvalues(), squares)
+        if given == "marginal":
+            return tuned([torch.cat(curvature.eigenvalues())], squares.sum()[None]).expand_as(squares)
+        if given is not None:
+            return torch.full_like(squares, float(given))
+        own = self.target.layout.split(self.target.prior.precision)
+        return torch.stack([own[name].reshape(-1)[0].double() for name in names])
+
+    def _placed(self, shape: Shape, names: list[str]) -> Shape:
+        """The shape in the flat vector of all weights."""
+        if self.layers == "all":
+            return shape
+        layout = self.target.layout
+        places = layout.split(torch.arange(layout.size, device=layout.device))
+        return Partial(shape, torch.cat([places[name].reshape(-1) for name in names]), layout.size)
+
+
+def build(target: Target, **options: Unpack[Options]) -> Plan:
+    """Plan a Laplace approximation: train, fit, draw."""
+    kernel = Laplace(
+        target,
+        options.get("structure", "kfac"),
+        options.get("layers", "all"),
+        options.get("prior_precision"),
+        options.get("temperature", 1.0),
+    )
+    train = training_stage(target, cast(TrainingOptions, options))
+    return Plan((train, Stage("laplace", kernel, 0)), count(options.get("draws", 100), "draws"), (0,))

@@ -1,0 +1,220 @@
+"""Where dropout acts, and which weights a mask can be folded into.
+
+A mask m on the inputs of a layer is the same as weights whose columns are multiplied: W (m x) = (W diag(m)) x. The mask
+may also act earlier, if nothing but positively homogeneous steps (relu, pooling, flattening) lies between. Whether that
+is so is not read from the code but proved: with random weights, in float64, on training inputs.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
+
+from onebasin.calling import Call
+from onebasin.errors import InputError
+from onebasin.inference.methods.refresh import tracked
+from onebasin.predict.batches import moved
+
+Dropping = float | Mapping[str, float]
+_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_CLOSE = 1e-9  # of the outputs' largest entry: float64 leaves room for the order of sums only
+
+
+@dataclass(frozen=True)
+class Place:
+    """One place where units are dropped.
+
+    Attributes:
+        module: name of the module whose outputs (a dropout layer) or inputs (any other) are masked.
+        layer: name of the layer whose columns are multiplied instead.
+        rate: probability that a unit is dropped.
+        shape: of the mask, as it multiplies one example.
+    """
+
+    module: str
+    layer: str
+    rate: float
+    shape: tuple[int, ...]
+
+    @property
+    def units(self) -> int:
+        """Number of units that are dropped or kept."""
+        return math.prod(self.shape)
+
+    def mask(self, generator: torch.Generator) -> Tensor:
+        """One mask (units,): 0 with probability `rate`, else 1 / (1 - rate); float64."""
+        kept = torch.rand(self.units, generator=generator, dtype=torch.float64) >= self.rate
+        return kept.double() / (1 - self.rate)
+
+
+def own_places(model: nn.Module, call: Call) -> list[Place]:
+    """The places of the model's own dropout layers, each with the linear or convolution layer that runs next."""
+    places = []
+    ran = list(_ran(model, call))
+    for index, (name, module, shape) in enumerate(ran):
+        if not isinstance(module, _DropoutNd) or not module.p:
+            continue
+        if not isinstance(module, (nn.Dropout, *_CHANNELS)) or module.p >= 1:
+            raise _impossible(name, f"it is {type(module).__name__} with p={module.p}")
+        if sum(other is module for _, other, _ in ran) > 1:
+            raise _impossible(name, "it runs more than once")
+        following = [other for other, layer, _ in ran[index + 1 :] if not isinstance(layer, _DropoutNd)]
+        if not following:
+            raise _impossible(name, "no linear or convolution layer runs after it")
+        own = shape[1:] if isinstance(module, nn.Dropout) else (shape[1], *[1] * (len(shape) - 2))
+        places.append(Place(name, following[0], module.p, own))
+    return places
+
+
+def new_places(model: nn.Module, call: Call, rates: Dropping) -> list[Place]:
+    """Places before linear and convolution layers: before all but the first, or those that names or patterns choose."""
+    layers = {name: module for name, module, _ in _ran(model, call) if not isinstance(module, _DropoutNd)}
+    named = rates if isinstance(rates, Mapping) else dict.fromkeys(list(layers)[1:], rates)
+    for key, rate in named.items():
+        if not 0 <= rate < 1:
+            raise InputError(f"expected a dropout rate from 0 to below 1, found {rate} for {key!r}: give such a number")
+        if not any(fnmatchcase(name, key) for name in layers):
+            raise InputError(
+                f"expected names or patterns of linear and convolution layers in dropout, found {key!r}, which fits "
+                f"none of {', '.join(layers)}: correct it"
+            )
+    places = []
+    for name, layer in layers.items():
+        chosen = [rate for key, rate in named.items() if fnmatchcase(name, key)]
+        if chosen and chosen[-1]:
+            places.append(Place(name, name, chosen[-1], _inputs(layer)))
+    return places
+
+
+def factor(place: Place, layer: nn.Module, mask: Tensor) -> Tensor | None:
+    """What the layer's weight is multiplied by for a mask (units,), or None where shapes forbid it."""
+    if isinstance(layer, nn.Linear):
+        if layer.in_features % place.units:
+            return None
+        return mask.repeat_interleave(layer.in_features // place.units)
+    assert isinstance(layer, _ConvNd)
+    if layer.in_channels != place.units:
+        return None
+    ones = [1] * len(layer.kernel_size)
+    if layer.transposed:
+        return mask.reshape(-1, 1, *ones)
+    groups = mask.reshape(layer.groups, -1).repeat_interleave(layer.out_channels // layer.groups, 0)
+    return groups.reshape(layer.out_channels, -1, *ones)
+
+
+def prove(model: nn.Module, places: list[Place], call: Call, generator: torch.Generator) -> None:
+    """Raise `InputError` unless masked units and multiplied columns give the same outputs at every place.
+
+    The identity is shown for random weights and statistics, so it holds whatever training makes of them, and for
+    several places at once.
+    """
+    wide = _randomised(model, generator)
+    device = next(wide.parameters()).device
+    arguments, options = moved(call, device, torch.float64)
+    for place in places:
+        mask = replace(place, rate=0.5).mask(generator).to(device)
+        mask[0], mask[-1] = 2.0, 0.0  # something is kept, and something dropped
+        layer = wide.get_submodule(place.layer)
+        columns = factor(place, layer, mask)
+        if columns is None:
+            reason = f"it drops {place.units} units of shape {place.shape}, which are not the inputs of {place.layer}"
+            raise _impossible(place.module, reason)
+        with torch.no_grad():
+            with _masked(wide, place, mask):
+                expected = wide(*arguments, **options)
+            weight = layer.get_parameter("weight")
+            before = weight.clone()
+            weight.mul_(columns)
+            found = wide(*arguments, **options)
+            weight.copy_(before)
+        if not bool((found - expected).abs().max() <= _CLOSE * expected.abs().max()):
+            if place.module == place.layer:
+                raise InputError(
+                    f"expected layers that are the only users of their weights, found {place.layer}, whose weights "
+                    "also act elsewhere: give dropout= as a dict of the other layers"
+                )
+            raise _impossible(place.module, f"what lies between it and {place.layer} does not pass a mask on unchanged")
+
+
+def training_hook(place: Place) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+    """A forward pre-hook that drops inputs of a layer in training mode, each example with a mask of its own."""
+
+    def hook(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not module.training:
+            return arguments
+        inputs = arguments[0]
+        between = [1] * (inputs.dim() - 1 - len(place.shape))
+        ones = inputs.new_ones(len(inputs), *between, *place.shape)
+        return (inputs * nn.functional.dropout(ones, place.rate), *arguments[1:])
+
+    return hook
+
+
+def _inputs(layer: nn.Module) -> tuple[int, ...]:
+    """Shape of a mask on the inputs of one example: features on the last axis, channels on the first."""
+    if isinstance(layer, nn.Linear):
+        return (layer.in_features,)
+    assert isinstance(layer, _ConvNd)
+    return (layer.in_channels, *[1] * len(layer.kernel_size))
+
+
+def _ran(model: nn.Module, call: Call) -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
+    """Dropout, linear and convolution layers in the order in which they run, with the shapes of their inputs."""
+    found: list[tuple[str, nn.Module, tuple[int, ...]]] = []
+    handles = [
+        module.register_forward_pre_hook(lambda own, given, name=name: found.append((name, own, tuple(given[0].shape))))
+        for name, module in model.named_modules()
+        if isinstance(module, _DropoutNd | nn.Linear | _ConvNd)
+    ]
+    try:
+        with torch.no_grad():
+            model.eval()(*call[0], **call[1])
+    finally:
+        for handle in handles:
+            handle.remove()
+    yield from found
+
+
+@contextmanager
+def _masked(model: nn.Module, place: Place, mask: Tensor) -> Iterator[None]:
+    """Multiply the outputs of a dropout layer, or the inputs of another one, by a mask."""
+    module, own = model.get_submodule(place.module), mask.reshape(place.shape)
+    if isinstance(module, _DropoutNd):
+        handle = module.register_forward_hook(lambda module, given, result: result * own)
+    else:
+        handle = module.register_forward_pre_hook(lambda module, given: (given[0] * own, *given[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _randomised(model: nn.Module, generator: torch.Generator) -> nn.Module:
+    """A float64 copy in evaluation mode with random weights and running statistics."""
+    wide = copy.deepcopy(model).double().eval()
+    with torch.no_grad():
+        for value in wide.parameters():
+            fan = max(1, value.numel() // len(value)) if value.dim() > 1 else 1
+            value.copy_(torch.randn(value.shape, generator=generator, dtype=value.dtype) / math.sqrt(fan))
+        for layer in tracked(wide).values():
+            for buffer in (layer.running_mean, layer.running_var):
+                assert buffer is not None  # tracked
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=buffer.dtype))
+    return wide
+
+
+def _impossible(name: str, reason: str) -> InputError:
+    return InputError(
+        f"expected a dropout layer that can be folded into weights, found {name}, which cannot ({reason}): put it "
+        "right before a linear layer, as Dropout1d/2d/3d before a convolution, or take it out and give dropout= instead"
+    )

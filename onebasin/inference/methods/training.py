@@ -1,0 +1,130 @@
+"""Optimise many networks at once: the members of an ensemble, or the start of chains.
+
+    minimise U(theta) / N   by Adam, or by SGD with momentum,
+
+with an optional decoupled weight decay. U contains the prior, so the minimum is the MAP estimate; with a flat prior it
+is maximum likelihood. Networks train in the model's training mode: batch norm uses batch statistics and updates its
+running ones, the model's own dropout drops.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import InputError
+from onebasin.inference.density.minibatch import Minibatches
+from onebasin.inference.density.target import Target
+from onebasin.inference.kernel import Info, Moment, Networks
+from onebasin.inference.seeds import Streams, derived
+from onebasin.state import State
+
+SCHEDULES = ("constant", "cosine", "cyclical")
+
+
+class Trained(NamedTuple):
+    """State of training: weights, what is beside them, and the optimiser's moments."""
+
+    position: Tensor
+    rest: State
+    first: Tensor  # (chains, D): mean gradient of Adam, velocity of SGD
+    second: Tensor  # (chains, D): mean squared gradient of Adam; empty (chains, 0) for SGD
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """How a gradient becomes a step.
+
+    Attributes:
+        name: "adam" or "sgd".
+        rate: the learning rate, of the mean loss per example.
+        momentum: of SGD.
+        decay: decoupled weight decay: each step also multiplies the weights by 1 - rate * decay.
+        schedule: "constant"; "cosine", from the rate to zero over the stage; "cyclical", the same in each cycle.
+        cycle: steps of a cycle.
+    """
+
+    name: str = "adam"
+    rate: float = 1e-3
+    momentum: float = 0.9
+    decay: float = 0.0
+    schedule: str = "constant"
+    cycle: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name not in ("adam", "sgd"):
+            raise InputError(f'expected optimiser "adam" or "sgd", found {self.name!r}: choose one of them')
+        if self.schedule not in SCHEDULES:
+            raise InputError(f"expected a schedule out of {', '.join(SCHEDULES)}, found {self.schedule!r}: choose one")
+        if not (self.rate > 0 and 0 <= self.momentum < 1 and self.decay >= 0):
+            raise InputError(
+                f"expected a positive learning rate, 0 <= momentum < 1 and decay >= 0, found {self.rate}, "
+                f"{self.momentum} and {self.decay}: give others, such as 1e-3, 0.9 and 0"
+            )
+
+    def rate_at(self, moment: Moment) -> float:
+        """The learning rate of this step."""
+        if self.schedule == "constant":
+            return self.rate
+        length = max(1, self.cycle if self.schedule == "cyclical" else moment.warmup)
+        done = moment.step % length if self.schedule == "cyclical" else min(moment.step, length)
+        return 0.5 * self.rate * (1 + math.cos(math.pi * done / length))
+
+    def update(self, state: Trained, gradient: Tensor, moment: Moment) -> tuple[Tensor, Tensor, Tensor]:
+        """New weights and moments from the gradient of the mean loss (chains, D); new tensors, the old ones stay."""
+        rate = self.rate_at(moment)
+        position = state.position * (1 - rate * self.decay) if self.decay else state.position
+        if self.name == "sgd":
+            first = self.momentum * state.first + gradient
+            return position - rate * first, first, state.second
+        first = torch.lerp(state.first, gradient, 1 - _BETA1)
+        second = torch.lerp(state.second, gradient * gradient, 1 - _BETA2)
+        count = moment.step + 1
+        scale = second.sqrt().div_(math.sqrt(1 - _BETA2**count)).add_(_EPSILON)
+        return torch.addcdiv(position, first, scale, value=-rate / (1 - _BETA1**count)), first, second
+
+
+_BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # as everybody has them
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """The kernel: one optimiser step of every chain on its own mini-batch.
+
+    Attributes:
+        target: the posterior.
+        optimiser: how gradients become steps.
+        minibatches: which examples each step sees.
+    """
+
+    target: Target
+    optimiser: Optimiser
+    minibatches: Minibatches
+
+    def init(self, start: Networks, streams: Streams) -> Trained:
+        """Start at given networks, without momentum."""
+        second = torch.zeros_like(start.position if self.optimiser.name == "adam" else start.position[:, :0])
+        return Trained(start.position, start.rest, torch.zeros_like(start.position), second)
+
+    def step(self, state: Trained, moment: Moment, streams: Streams) -> tuple[Trained, Info]:
+        """One step on U / N. A chain whose gradient is not finite stays where it is."""
+        rows = self.minibatches.rows(moment.step, streams)
+        seed = derived(streams.seed, "forward", streams.chains[0], moment.step)
+        found = self.target(state.position, state.rest, rows, training=True, seed=seed)
+        scale = 1 / max(1, self.target.examples)
+        position, first, second = self.optimiser.update(state, found.gradient * scale, moment)
+        good = torch.isfinite(found.gradient).all(dim=1)
+        if not bool(good.all()):
+            keep = good[:, None]
+            position = torch.where(keep, position, state.position)
+            first, second = torch.where(keep, first, 0), torch.where(keep, second, state.second)
+        return Trained(position, found.rest, first, second), {"loss": found.potential * scale, "divergent": ~good}
+
+    def draw(self, state: Trained, streams: Streams) -> Networks:
+        """The weights as they are, with the log density in evaluation mode."""
+        density = -self.target(state.position, state.rest).potential
+        return Networks(state.position, state.rest, density)

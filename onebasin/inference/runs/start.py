@@ -1,0 +1,91 @@
+"""Where chains begin: fresh random networks, the model's own weights, or networks that somebody gives."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.errors import InputError
+from onebasin.inference.density.layout import Layout
+from onebasin.inference.density.randomness import global_seed
+from onebasin.inference.density.target import Evaluation
+from onebasin.inference.kernel import Networks
+from onebasin.inference.seeds import derived, generator
+from onebasin.population import Population
+from onebasin.predict.forward import check_fits
+from onebasin.state import State
+
+Given = str | Population
+WORDS = ("fresh", "model")
+
+
+def networks_at(model: nn.Module, layout: Layout, start: Given, chains: Sequence[int], seed: int) -> Networks:
+    """The first network of each chain.
+
+    Args:
+        model: the architecture.
+        layout: where its weights lie.
+        start: "fresh" for newly initialised networks, "model" for the weights that the model has, or a population,
+            whose member c mod n is the start of chain c.
+        chains: the chains, by number.
+        seed: of the run.
+    """
+    if isinstance(start, Population):
+        if not len(start):
+            raise InputError("expected networks to start from, found an empty population: add members")
+        rows = start[[chain % len(start) for chain in chains]].stacked()
+        check_fits(model, rows, members=True)
+        states = [{name: value[row] for name, value in rows.items()} for row in range(len(chains))]
+    elif start == "model":
+        states = [dict(model.state_dict())] * len(chains)
+    elif start == "fresh":
+        states = [fresh(model, seed, chain) for chain in chains]
+    else:
+        raise InputError(f'expected start "fresh", "model" or a Population, found {start!r}: choose one of them')
+    position = torch.stack([layout.join(state) for state in states]).to(layout.device)
+    rest = {name: torch.stack([_wide(state[name]) for state in states]) for name in layout.rest(model)}
+    return Networks(position, rest, torch.full((len(chains),), float("nan"), dtype=torch.float64))
+
+
+def refuse_wild(found: Evaluation, chains: Sequence[int]) -> None:
+    """Refuse starts where density or gradient is not finite: no sampler finds a way out of there."""
+    bad = ~(torch.isfinite(found.potential) & torch.isfinite(found.gradient).all(1))
+    if bool(bad.any()):
+        raise InputError(
+            "expected a finite log density at the start, found none at the start of chain "
+            f"{chains[int(bad.nonzero()[0])]}: train the starting networks (epochs=...), use a tighter prior, or give "
+            "start= yourself"
+        )
+
+
+def _wide(value: Tensor) -> Tensor:
+    value = value.detach()
+    return value.float() if value.is_floating_point() and value.dtype.itemsize < 4 else value
+
+
+def fresh(model: nn.Module, seed: int, chain: int) -> State:
+    """A new network of the architecture: every module with `reset_parameters` draws its weights again.
+
+    Parameters of modules without one get normal numbers with the mean and spread they have in `model`; where all
+    entries are alike (a gain of one, a bias of zero) they stay.
+    """
+    twin = copy.deepcopy(model)
+    touched: set[int] = set()
+    with global_seed(derived(seed, "initial", chain)):
+        for module in twin.modules():
+            reset = getattr(module, "reset_parameters", None)
+            if callable(reset):
+                reset()
+                touched |= {id(value) for value in module.parameters(recurse=False)}
+    stream = generator(seed, "initial spread", chain)
+    for value in twin.parameters():
+        if id(value) not in touched and value.requires_grad and value.numel() > 1:
+            kept = value.detach()
+            noise = torch.randn(kept.shape, generator=stream, dtype=torch.float32).to(kept)
+            spread = kept.float().std()
+            if float(spread) > 0:
+                value.data = kept.float().mean().to(kept) + spread.to(kept) * noise
+    return {name: value.detach() for name, value in twin.state_dict().items() if isinstance(value, Tensor)}
