@@ -60,7 +60,7 @@ class Together(Streams):
         super().__init__(seed, range(chains), 0)
         self.generator = seeded(seed)
 
-    def normal(self, purpose: str, like: Tensor) -> Tensor:
+    def gaussian(self, purpose: str, like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=self.generator, dtype=like.dtype)
 
     def uniform(self, purpose: str) -> Tensor:

@@ -31,6 +31,7 @@ class Net(nn.Module):
 TRAINING = {"epochs": 3, "batch": 6}
 OPTIONS: dict[str, dict[str, Any]] = {
     "hmc": {"draws": 5, "warmup": 25, "leapfrog": 3, "mass": "diagonal", **TRAINING},
+    "mclmc": {"draws": 5, "warmup": 50, "thin": 3, **TRAINING},
     "sghmc": {"draws": 5, "warmup": 5, "thin": 2, **TRAINING},
     "ensemble": {"draws": 3, "every": 2, **TRAINING},
     "vi": {"draws": 3, **TRAINING},

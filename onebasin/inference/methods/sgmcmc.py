@@ -9,8 +9,8 @@ h = sqrt(rate / N), momentum decay b, temperature T, and grad U the mini-batch e
 So `rate` is a learning rate of the mean loss, and the noise follows from N, rate and T; nothing else sets it. With
 exact gradients a Gaussian posterior is sampled without bias at every stable step size; with b = 0 it is SGLD (in the
 form of Leimkuhler and Matthews, with noise averaged over two steps). What remains is the noise of the mini-batches: it
-shifts moments by an order of rate / friction, and mostly heats: watch the temperatures in Info. References: Chen et al. (2014), Leimkuhler
-and Matthews (2013), Wenzel et al. (2020), Zhang et al. (2020) for cycles.
+shifts moments by an order of rate / friction, and mostly heats: watch the temperatures in Info. References: Chen et al.
+(2014), Leimkuhler and Matthews (2013), Wenzel et al. (2020), Zhang et al. (2020) for cycles.
 """
 
 from __future__ import annotations
