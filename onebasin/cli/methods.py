@@ -3,13 +3,11 @@
 import importlib
 import inspect
 import re
-from collections.abc import Iterable
 from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import click
 
-from onebasin.errors import InputError
 from onebasin.inference.density.network import Density
 from onebasin.inference.methods.ensemble import TrainingOptions
 from onebasin.inference.runs.job import METHODS, Execution
@@ -37,23 +35,8 @@ def option_page(method: str) -> str:
     return "\n\n".join(parts)
 
 
-def check_kind(method: str, name: str, value: object) -> None:
-    """Refuse a value of the wrong kind, such as a word where a number is needed; unknown names are not judged here."""
-    hints = {key: hint for group in (_module(method).Options, Density, Execution) for key, hint in _hints(group)}
-    if name not in hints or type(value) not in _KINDS:
-        return
-    kinds = {hints[name], *get_args(hints[name])} & _KINDS.keys()
-    if type(value) not in kinds and not (type(value) is int and float in kinds):
-        wanted = " or ".join(word for kind, word in _KINDS.items() if kind in kinds)
-        raise InputError(f"expected {wanted} for {name}, found {value!r}: see onebasin sample --options {method}")
-
-
-def _hints(options: Any) -> Iterable[tuple[str, Any]]:
-    return get_type_hints(options).items()
-
-
 def _module(method: str) -> Any:
-    return importlib.import_module(f"onebasin.inference.{METHODS[method]}")
+    return importlib.import_module(f"onebasin.inference.methods.{METHODS[method]}")
 
 
 def _first(documented: Any) -> str:

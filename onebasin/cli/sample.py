@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from onebasin.cli import data as examples
 from onebasin.cli.load import load
-from onebasin.cli.methods import WithMethods, check_kind, option_page
+from onebasin.cli.methods import WithMethods, option_page
 from onebasin.cli.options import debug, progress_bar, seeded
 from onebasin.cli.sample_report import diagnostics_table, fit_sentence
 from onebasin.data import digits
 from onebasin.errors import InputError, OnebasinError
 from onebasin.inference.density.likelihood import KINDS
+from onebasin.inference.runs.definition import read_definition
 from onebasin.inference.runs.job import METHODS
-from onebasin.inference.runs.journal import read_definition
 from onebasin.inference.sampling import sample as draw
 from onebasin.population import Population
 from onebasin.predict import Inputs
@@ -108,8 +108,6 @@ def sample(
       onebasin sample --options hmc
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     chosen = _chosen(**options)
-    for name, value in chosen.items():
-        check_kind(method, name, value)
     if not resume and read_definition(output) is not None:
         raise InputError(f"{output} holds a run already: give --resume to go on with it, or choose another --output")
     with seeded(seed):

@@ -15,15 +15,14 @@ from torch import nn
 from onebasin.errors import InputError
 from onebasin.inference.density.network import Data
 from onebasin.inference.runs.crew import run_apart, run_here
+from onebasin.inference.runs.definition import agreed, alone, read_definition, refuse_stranger
 from onebasin.inference.runs.job import Execution, Job, job_of
 from onebasin.inference.runs.journal import (
     Disk,
     Memory,
     join_info,
-    read_definition,
     read_info,
     stack_info,
-    write_definition,
 )
 from onebasin.inference.runs.loop import Tell
 from onebasin.inference.runs.summary import summary
@@ -31,8 +30,6 @@ from onebasin.inference.runs.telling import Show, Teller
 from onebasin.inference.runs.units import Unit
 from onebasin.population import Population
 from onebasin.state import as_spec
-
-_MAY_CHANGE = {"draws"}  # options that a resumed run may change: it then draws more
 
 
 def sample(
@@ -98,48 +95,22 @@ def _in_memory(job: Job, execution: Execution, show: Show | None) -> Population:
 
 
 def _on_disk(job: Job, execution: Execution, path: Path, resume: bool, show: Show | None) -> Population:
-    definition = _agreed(path, {**job.definition(), "chunk": execution.get("chunk")}, resume)
-    units = job.units(definition["chunk"])
-    disk = Disk(path, as_spec(job.model), definition)
-    tell, workers = _tell(units, show), execution.get("workers", 1)
-    if workers > 1 and len(units) > 1:
-        run_apart(job, units, disk, tell, workers)
-    else:
-        run_here(job, units, disk, tell)
+    stored = read_definition(path)
+    if stored is not None and resume:
+        job = replace(job, **{name: stored[name] for name in job.open})
+    refuse_stranger(path, stored, resume)
+    with alone(path):
+        definition = agreed(path, {**job.definition(), "chunk": execution.get("chunk")}, stored)
+        units = job.units(definition["chunk"])
+        disk = Disk(path, as_spec(job.model), definition)
+        tell, workers = _tell(units, show), execution.get("workers", 1)
+        if workers > 1 and len(units) > 1:
+            run_apart(job, units, disk, tell, workers)
+        else:
+            run_here(job, units, disk, tell)
     population = by_chain(Population.open(path))
     diagnostics: Mapping[str, Any] = summary(read_info(path))
     return replace(population, provenance={**population.provenance, "diagnostics": diagnostics})
-
-
-def _agreed(path: Path, definition: dict[str, Any], resume: bool) -> dict[str, Any]:
-    """Store the definition of a new run, or compare it with that of the run to be resumed."""
-    stored = read_definition(path)
-    if stored is None:
-        if path.is_dir() and any(path.iterdir()) and not _only_ours(path):
-            raise InputError(f"expected a new or empty folder, but {path} is not empty: choose another path")
-        write_definition(path, definition)
-        return definition
-    if not resume:
-        raise InputError(f"{path} holds a run already: give resume=True to go on with it, or choose another path")
-    for key in ("options", "density"):
-        for name in sorted({*stored[key], *definition[key]} - _MAY_CHANGE):
-            _refuse_change(path, name, stored[key].get(name), definition[key].get(name))
-    for key in sorted({*stored, *definition} - {"options", "density", "chunk"}):
-        _refuse_change(path, key, stored.get(key), definition.get(key))
-    return {**definition, "chunk": stored["chunk"]}
-
-
-def _refuse_change(path: Path, name: str, before: Any, now: Any) -> None:
-    if before != now:
-        raise InputError(
-            f"expected the settings of the run in {path}, found another {name}: {now!r} instead of {before!r}; resume "
-            "it with the same settings, or choose another path"
-        )
-
-
-def _only_ours(path: Path) -> bool:
-    """Whether a folder holds only an empty `run`: the process was killed before it had written anything."""
-    return [entry.name for entry in path.iterdir()] == ["run"]
 
 
 def _tell(units: list[Unit], show: Show | None) -> Tell | None:

@@ -46,7 +46,7 @@ class Layout:
         >>> layout.names, layout.size
         (('weight', 'bias'), 9)
         """
-        sampled = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        sampled = {name: value for name, value in model.named_parameters() if value.requires_grad and value.numel()}
         if not sampled:
             raise InputError(
                 f"expected parameters to sample, found none in {type(model).__name__} that require a gradient: "
@@ -122,3 +122,9 @@ class Layout:
         chosen = [[value for key, value in values.items() if fnmatchcase(name, key)] for name in self.names]
         each = torch.tensor([own[-1] if own else default for own in chosen], dtype=self.dtype, device=self.device)
         return each.repeat_interleave(torch.tensor(self.sizes, device=self.device))
+
+
+def is_frozen(module: nn.Module) -> bool:
+    """Whether a module has parameters of its own, and none of them requires a gradient."""
+    own = list(module.parameters(recurse=False))
+    return bool(own) and not any(value.requires_grad for value in own)

@@ -121,16 +121,18 @@ def _gaussian(noise: Noise, outputs: Tensor, targets: Tensor) -> LogLikelihood:
     return gaussian(float(noise))
 
 
+def _core(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of an example without axes of length 1, which may be added or left out; nothing is laid out anew."""
+    return tuple(size for size in tensor.shape[1:] if size != 1)
+
+
 def _columns(tensor: Tensor) -> int:
     return tensor[0].numel()
 
 
 def _check_same(outputs: Tensor, targets: Tensor, times: int) -> None:
-    if (
-        len(outputs) != len(targets)
-        or _columns(outputs) != times * _columns(targets)
-        or (times == 2 and outputs.dim() != 2)
-    ):
+    same = _core(outputs) == _core(targets) if times == 1 else outputs.dim() == 2 and targets.dim() <= 2
+    if len(outputs) != len(targets) or _columns(outputs) != times * _columns(targets) or not same:
         wanted = f"{times * _columns(targets)} values per example"
         raise InputError(
             f"expected {wanted} from the model for targets {tuple(targets.shape)}, found outputs "
@@ -153,6 +155,13 @@ def check_class_numbers(targets: Tensor, classes: int) -> None:
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or high >= classes:
         raise InputError(f"expected class numbers from 0 to {classes - 1}, found {low} to {high}: number from 0")
+
+
+def check_shares(targets: Tensor) -> None:
+    """Refuse bernoulli targets outside of 0 ... 1."""
+    low, high = float(targets.min()), float(targets.max())
+    if low < 0 or high > 1:
+        raise InputError(f"expected bernoulli targets from 0 to 1, found {low:g} to {high:g}: give 0 or 1")
 
 
 def _checked(function: LogLikelihood, outputs: Tensor, targets: Tensor) -> LogLikelihood:

@@ -9,13 +9,23 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten
 
 from onebasin.calling import Inputs, call_arguments
 from onebasin.errors import InputError
-from onebasin.inference.density.layout import Layout
-from onebasin.inference.density.likelihood import LogLikelihood, Noise, categorical, check_class_numbers, choose
+from onebasin.inference.density.layout import Layout, is_frozen
+from onebasin.inference.density.likelihood import (
+    LogLikelihood,
+    Noise,
+    bernoulli,
+    categorical,
+    check_class_numbers,
+    check_shares,
+    choose,
+)
 from onebasin.inference.density.prior import Prior, Scale
+from onebasin.inference.density.randomness import global_seed
 from onebasin.inference.density.target import PIECE, Target
 from onebasin.predict.batches import batches, examples_in, moved
 from onebasin.predict.forward import Bound, one_tensor
@@ -50,7 +60,9 @@ class Called:
 
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self.layout = layout
-        self.model = copy.deepcopy(model).to(layout.dtype).requires_grad_(False)
+        self.model = copy.deepcopy(model)
+        self.frozen = [module for module in self.model.modules() if is_frozen(module)]  # stay in evaluation mode
+        self.model.to(layout.dtype).requires_grad_(False)
         stored = layout.spec
         # Buffers outside of the state dict are part of the function.
         self.fixed = {name: value for name, value in self.model.named_buffers() if name not in stored}
@@ -58,6 +70,8 @@ class Called:
     def __call__(self, sampled: Mapping[str, Tensor], rest: State, call: Any, training: bool) -> tuple[Tensor, State]:
         """The outputs, and the rest as the pass has left it."""
         self.model.train(training)
+        for module in self.frozen if training else ():
+            module.training = False
         after = {name: value.clone() for name, value in rest.items()} if training else rest
         weights = {**self.fixed, **self.layout.everything(sampled, after)}
         arguments, options = call
@@ -91,13 +105,18 @@ def target_of(model: nn.Module, data: Data, **options: Unpack[Density]) -> Targe
                 return sampled[layout.names[0]].new_zeros(1), own
             return custom(sampled).reshape(1), own
 
+        if custom is not None:
+            _check_density(custom, {name: value.detach() for name, value in model.named_parameters()})
         return Target(layout, prior, alone, [], None, 0, rest, compile_, piece)
 
     call, targets = _checked(model, layout, data)
     likelihood = _likelihood(model, data, targets, options.get("likelihood"), options.get("noise"))
     leaves, structure = tree_flatten((call, targets))
-    if not all(isinstance(leaf, Tensor) for leaf in leaves):
-        raise InputError("expected only tensors as inputs of the model: bind other arguments with a wrapper module")
+    if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
+        raise InputError(
+            "expected only tensors with one row per example as inputs of the model: bind other arguments with a "
+            "wrapper module"
+        )
     called = Called(model, layout)
 
     def one(sampled: Mapping[str, Tensor], own: State, given: Any, training: bool) -> tuple[Tensor, State]:
@@ -129,10 +148,33 @@ def _checked(model: nn.Module, layout: Layout, data: tuple[Inputs, Tensor]) -> t
 def _likelihood(
     model: nn.Module, data: tuple[Inputs, Tensor], targets: Tensor, kind: str | LogLikelihood | None, noise: Noise
 ) -> LogLikelihood:
-    """Choose the likelihood by what the model gives for a few examples."""
+    """Choose the likelihood by what the model gives for a few examples; refuse a model without a definite answer."""
     rows, call = next(batches(data[0], 8))
-    outputs = Bound(model, state_of(model))(call)
+    bound = Bound(model, state_of(model))
+    outputs = bound(call)
+    with global_seed(1):
+        again = bound(call)
+        if not torch.allclose(outputs, again, rtol=0, atol=0, equal_nan=True):
+            raise InputError(
+                f"expected one output for one network, but {type(model).__name__} draws random numbers in evaluation "
+                "mode: use nn.Dropout, or dropout with training=self.training"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            raise InputError(
+                f"expected batch norm with running statistics, found {name!r} without: its outputs depend on who else "
+                "is in the batch, so that weights alone have no density; use track_running_stats=True"
+            )
     chosen = choose(kind, noise, outputs, targets[rows].to(outputs.device))
     if chosen is categorical:
         check_class_numbers(targets, outputs.shape[1])
+    elif chosen is bernoulli:
+        check_shares(targets)
     return chosen
+
+
+def _check_density(log_density: LogDensity, parameters: State) -> None:
+    value = log_density(parameters)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"expected one number, as a tensor, from log_density, found {found}: sum over all weights")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_unflatten
 
+from onebasin.errors import InputError
 from onebasin.inference.density.compiling import Function, compiled
 from onebasin.inference.density.layout import Layout
 from onebasin.inference.density.likelihood import LogLikelihood
@@ -178,6 +179,14 @@ class Target:
     def _ready(self, names: Sequence[str], arguments: list[Tensor], mode: Mode) -> Ready:
         made = self._vectorised(names, mode)
         with global_seed(0):  # trials must not move the generator
+            try:
+                made(*arguments)
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:  # vmap refuses in many ways
+                raise InputError(
+                    f"the model could not be computed for {len(arguments[0])} chains at once ({type(error).__name__}: "
+                    f"{error}): it must work under torch.func.functional_call and vmap, in "
+                    f"{'training' if mode.training else 'evaluation'} mode with {_examples(arguments, mode)}"
+                ) from error
             fast = compiled(made, arguments) if self.compile else None
         return Ready(fast or made, fast is not None)
 
@@ -199,7 +208,7 @@ class Target:
                 # An operation without a batching rule is looped over by torch, which then warns that this is slow.
                 warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
                 slopes, (likelihood, after) = several(layout.split(position), rest, list(others[len(names) :]))
-            gradient = torch.cat([slopes[name].flatten(1) for name in layout.names], dim=1)
+            gradient = torch.cat([slopes[name].reshape(len(position), -1) for name in layout.names], dim=1)
             before = torch.zeros_like(likelihood)
             if mode.prior:
                 gradient = gradient + prior.precision * position
@@ -207,3 +216,9 @@ class Target:
             return (gradient, likelihood, before, *([after[name] for name in names] if mode.training else []))
 
         return function
+
+
+def _examples(arguments: list[Tensor], mode: Mode) -> str:
+    """How many examples a pass sees, for messages."""
+    count = arguments[-1].shape[1 if mode.own else 0] if len(arguments) > 1 and arguments[-1].dim() else 0
+    return f"{count} examples"

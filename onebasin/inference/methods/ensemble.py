@@ -82,8 +82,13 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
     if draws == 1:
         return Plan((stage,), 1, (0,))
     if not options.get("snapshots", False):
+        if kernel.optimiser.schedule == "cosine":
+            raise InputError(
+                "expected a constant rate for checkpoints after the training, found a cosine schedule, which has ended "
+                "at zero there: use snapshots=True, or schedule='constant'"
+            )
         every = count(options.get("every", 1), "every") * per_epoch
-        return Plan((stage,), draws, (0, *[every] * (draws - 1)))
+        return Plan((Stage(stage.name, kernel, max(0, stage.steps - every)),), draws, (every,))
     cycle = max(1, stage.steps // draws)
     chosen = kernel.optimiser
     optimiser = Optimiser(chosen.name, chosen.rate, chosen.momentum, chosen.decay, "cyclical", cycle)

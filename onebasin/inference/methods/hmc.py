@@ -7,6 +7,7 @@ diagonal mass adapt during warm-up and are frozen afterwards. Reference: Neal (2
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple, Unpack, cast
 
@@ -24,6 +25,7 @@ from onebasin.inference.runs.start import refuse_wild
 from onebasin.inference.seeds import Streams
 from onebasin.state import State
 
+_TRIAL = 8  # leapfrog steps of a trial: at the mode one step says little
 _DIVERGENT = 1000.0  # an energy error beyond this says that the trajectory has left the typical set
 
 
@@ -102,13 +104,13 @@ class HMC:
         )
 
     def _first_step(self, phase: Phase, rest: State, inverse_mass: Tensor, streams: Streams) -> Tensor:
-        """Double or halve each chain's step until one leapfrog step is accepted about as often as wished."""
+        """Double or halve each chain's step until a short trajectory is accepted about as often as wished."""
         noise = streams.gaussian("first step", phase.position)
         before = phase._replace(momentum=noise * self.temperature**0.5)
         step = torch.full((len(noise),), 1e-3, dtype=torch.float64, device=noise.device)
         direction = torch.zeros_like(step)
         for _ in range(40):
-            after = leapfrog(self.target, rest, before, step, 1, inverse_mass)
+            after = leapfrog(self.target, rest, before, step, min(self.leapfrog, _TRIAL), inverse_mass)
             change = energy_change(before, after, inverse_mass)
             good = torch.isfinite(change) & (change / self.temperature < 0.25)
             turn = torch.where(good, 1.0, -1.0)
@@ -184,7 +186,7 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
     step = options.get("step")
     if step is not None and not step > 0:
         raise InputError(f"expected a positive step size, found {step}: leave it out, and one is searched")
-    if not (0 <= jitter < 1 and 0 < acceptance < 1 and temperature > 0):
+    if not (0 <= jitter < 1 and 0 < acceptance < 1 and 0 < temperature < math.inf):
         raise InputError(
             f"expected 0 <= jitter < 1, 0 < acceptance < 1 and temperature > 0, found {jitter}, {acceptance} and "
             f"{temperature}: give others"

@@ -98,6 +98,11 @@ class Laplace:
 
     def _check_prior(self) -> None:
         given = self.prior_precision
+        if self.target.outputs is None and self.target.prior.flat:
+            raise InputError(
+                "expected a likelihood with outputs, whose curvature is known, or a prior alone, found log_density: "
+                "use hmc, sghmc or vi for a density of your own"
+            )
         if isinstance(given, str):
             if given not in ("marginal", "per-layer") or (given == "per-layer" and self.structure == "full"):
                 raise InputError(

@@ -88,6 +88,11 @@ def new_places(model: nn.Module, call: Call, rates: Dropping) -> list[Place]:
                 f"expected names or patterns of linear and convolution layers in dropout, found {key!r}, which fits "
                 f"none of {', '.join(layers)}: correct it"
             )
+    if not named:
+        raise InputError(
+            "expected a layer behind which something can be dropped, found a model with fewer than two linear or "
+            "convolution layers: name layers in dropout={name: rate}, or use another method"
+        )
     places = []
     for name, layer in layers.items():
         chosen = [rate for key, rate in named.items() if fnmatchcase(name, key)]

@@ -15,6 +15,7 @@ from onebasin.inference.kernel import Moment
 
 _BEGIN, _MIDDLE, _END = 0.15, 0.45, 0.9
 _FLOOR = 1e-3
+_REST = 10  # steps that a new mass leaves for the step size at least
 
 
 class Spread(NamedTuple):
@@ -49,6 +50,6 @@ def mass_update(spread: Spread, position: Tensor, inverse_mass: Tensor, moment: 
     if not begin <= moment.step < end:
         return spread, inverse_mass
     spread = spread.add(position)
-    if moment.step + 1 in (middle, end) and float(spread.seen[0]) > 10:
+    if moment.step + 1 in (middle, end) and moment.warmup - moment.step > _REST and float(spread.seen[0]) > 10:
         return Spread.empty(position), spread.variance()
     return spread, inverse_mass

@@ -35,6 +35,9 @@ _REGROWTH = 1.2  # per step, until a step size that was halved after a divergenc
 _LEAST = 1e-3  # share of the step size that no series of divergences goes below, or a chain would stand still for good
 
 
+_CALM, _WILD = 1e2, 1e6  # mean squared momentum of a chain that may be gone back to, and of one that has diverged
+
+
 class Options(TrainingOptions, total=False):
     """Options of SG-MCMC; those of training, but for `batch`, are for the networks that chains start from.
 
@@ -67,7 +70,7 @@ class Moving(NamedTuple):
     position: Tensor
     momentum: Tensor
     rest: State
-    safe: Tensor  # (chains, D): the last position with a finite gradient
+    safe: Tensor  # (chains, D): the last position with a finite gradient and moderate speed
     shrink: Tensor  # (chains,): 1, or less for a while after a divergence
 
 
@@ -112,7 +115,7 @@ class SGMCMC:
         """Kick, drift, noise, drift. A chain that diverges goes back, forgets its momentum and takes smaller steps."""
         rate, temperature = self.conditions(moment)
         found = self.target(state.position, state.rest, self.minibatches.rows(moment.step, streams))
-        sound = torch.isfinite(found.gradient).all(1) & torch.isfinite(found.log_likelihood)
+        sound = torch.isfinite(found.gradient).all(1) & torch.isfinite(found.log_likelihood) & _below(state, _WILD)
         kept = sound[:, None]
         shrink = torch.where(sound, (state.shrink * _REGROWTH).clamp(max=1.0), (state.shrink * 0.5).clamp(min=_LEAST))
         size = math.sqrt(rate / max(1, self.target.examples)) * shrink[:, None]
@@ -132,19 +135,24 @@ class SGMCMC:
             torch.where(kept, position, state.safe),
             torch.where(kept, momentum, math.sqrt(temperature) * noise),
             state.rest,
-            torch.where(kept, state.position, state.safe),
+            torch.where((sound & _below(state, _CALM))[:, None], state.position, state.safe),
             shrink,
         )
         return moved, info
 
     def draw(self, state: Moving, streams: Streams) -> Networks:
-        """Where the chains are, or were last before they left the support, with the log density over the whole data."""
+        """Where the chains are, or were last before they left the support or all bounds, with the log density there."""
         density = -self.target(state.position, state.rest).potential
-        sound = torch.isfinite(density)
+        sound = torch.isfinite(density) & _below(state, _CALM)
         if bool(sound.all()):
             return Networks(state.position, state.rest, density)
         position = torch.where(sound[:, None], state.position, state.safe)
         return Networks(position, state.rest, -self.target(position, state.rest).potential)
+
+
+def _below(state: Moving, limit: float) -> Tensor:
+    """Whether the mean squared momentum of each chain, which heat alone makes T, is below a limit."""
+    return state.momentum.square().mean(1) < limit
 
 
 def build(target: Target, **options: Unpack[Options]) -> Plan:

@@ -34,10 +34,13 @@ class Tuner(NamedTuple):
 
     @classmethod
     def at(cls, step: Tensor) -> Tuner:
-        """Begin at a step size; the search leans towards larger ones, which cost less."""
+        """Begin at a step size, which is what the search is drawn back to.
+
+        Hoffman and Gelman lean towards ten times larger ones, which a short warm-up does not survive.
+        """
         log_step = step.double().log()
         zero = torch.zeros_like(log_step)
-        return cls(log_step, log_step, zero, log_step + math.log(10), zero)
+        return cls(log_step, log_step, zero, log_step, zero)
 
     def update(self, acceptance: Tensor, wished: float) -> Tuner:
         """Learn from acceptance probabilities (chains,); a divergence counts as 0."""

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -81,6 +82,11 @@ def run_apart(job: Job, units: list[Unit], disk: Disk, tell: Tell | None, worker
                 raise
             for task in as_completed(tasks):
                 task.result()
+    except BrokenProcessPool as error:
+        raise InputError(
+            'a worker process died, or could not start: begin a script with `if __name__ == "__main__":`, and look '
+            "for a lack of memory; with path= and resume=True the run goes on where it was"
+        ) from error
     except Exception as error:
         if "pickle" not in str(error).lower():
             raise

@@ -6,7 +6,8 @@ import hashlib
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, cast
+from types import NoneType
+from typing import Any, TypedDict, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from onebasin.inference.density.network import Data, Density, target_of
 from onebasin.inference.density.target import Target
 from onebasin.inference.kernel import Plan
 from onebasin.inference.runs.loop import work
-from onebasin.inference.runs.start import Given
+from onebasin.inference.runs.start import Given, fresh, unreset
 from onebasin.inference.runs.units import LANES, Unit, lanes_for, units
 from onebasin.options import refuse_unknown
 from onebasin.population import Population
@@ -37,6 +38,7 @@ METHODS = {
     "dropout": "dropout",
 }
 _WORTH_COMPILING = 1000  # gradients in a run from which compiling, some seconds, pays
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "none"}
 _LARGE = 50_000  # weights from which one network keeps several threads busy
 
 
@@ -75,6 +77,8 @@ class Job:
         threads: of torch.
         compile: whether gradients are compiled.
         likelihood: the name of the likelihood, for those who read draws.
+        thin: steps between draws, which options may make depend on the number of draws.
+        open: which of lanes, threads and compile the user left open; a resumed run takes those that it had.
     """
 
     model: nn.Module
@@ -89,6 +93,8 @@ class Job:
     threads: int
     compile: bool
     likelihood: str = ""
+    thin: tuple[int, ...] = ()
+    open: tuple[str, ...] = ()
 
     def target(self) -> Target:
         """The posterior."""
@@ -108,6 +114,7 @@ class Job:
         """What decides about the draws, as JSON; two runs with the same definition draw the same."""
         inputs = [leaf for leaf in tree_leaves(self.data) if isinstance(leaf, Tensor)]
         shapes = {name: list(value.shape) for name, value in state_of(self.model).items()}
+        sampled = [name for name, value in self.model.named_parameters() if value.requires_grad]
         return {
             "method": self.method,
             "modes": self.modes,
@@ -119,11 +126,22 @@ class Job:
             "lanes": self.lanes,
             "threads": self.threads,
             "compile": self.compile,
-            "architecture": _digest([], repr((type(self.model).__name__, shapes))),
-            "weights": _digest(list(state_of(self.model).values())) if self.start == "model" else "",
+            "thin": list(self.thin),
+            "architecture": _digest([], repr((self.model, shapes, sampled))),
+            "weights": _digest(self._given()),
             "data": _digest(inputs),
             "torch": torch.__version__,
         }
+
+    def _given(self) -> list[Tensor]:
+        """The tensors of the model that decide about draws: all, or those that fresh networks take over from it."""
+        if self.start == "model":
+            return list(state_of(self.model).values())
+        new = fresh(self.model, self.seed, 0), fresh(self.model, self.seed, 1)
+        buffers = {name: value for name, value in self.model.named_buffers()}
+        kept = [value for name, value in state_of(self.model).items() if torch.equal(new[0][name], new[1][name])]
+        # Parameters that no module resets are drawn with the mean and spread that they have.
+        return [*buffers.values(), *kept, *unreset(self.model)]
 
 
 def _module(method: str) -> Any:
@@ -142,6 +160,8 @@ def job_of(
         raise InputError(f"expected a whole number as seed, found {seed!r}: give one such as 0")
     own = _module(method).Options.__annotations__
     refuse_unknown(options, {*Density.__annotations__, *Execution.__annotations__, *own}, f"method {method}")
+    for option, value in options.items():
+        check_kind(method, option, value)
     chosen = {name: value for name, value in options.items() if name in own}
     density = cast(Density, {name: options[name] for name in Density.__annotations__ if name in options})
     execution = cast(Execution, {name: options[name] for name in Execution.__annotations__ if name in options})
@@ -169,8 +189,21 @@ def job_of(
     plan, wanted = job.plan(target), density.get("compile")
     if wanted is None:
         wanted = work(plan) >= _WORTH_COMPILING
+    left = tuple(name for name in ("lanes", "threads", "compile") if options.get(name) is None)
     name = getattr(target.likelihood, "__name__", "")
-    return replace(job, compile=wanted and has_compiler(), likelihood=name), execution
+    return replace(job, compile=wanted and has_compiler(), likelihood=name, thin=plan.thin, open=left), execution
+
+
+def check_kind(method: str, name: str, value: object) -> None:
+    """Refuse a value of the wrong kind for an option, such as a word where a number is needed."""
+    groups = (_module(method).Options, Density, Execution)
+    hints = {key: hint for group in groups for key, hint in get_type_hints(group).items()}
+    if name not in hints or type(value) not in _KINDS:
+        return
+    kinds = {hints[name], *get_args(hints[name])} & _KINDS.keys()
+    if type(value) not in kinds and not (type(value) is int and float in kinds):
+        wanted = " or ".join(word for kind, word in _KINDS.items() if kind in kinds)
+        raise InputError(f"expected {wanted} for {name}, found {value!r}: give such a value")
 
 
 def _digest(tensors: list[Tensor], text: str = "") -> str:
@@ -187,7 +220,7 @@ def _told(value: Any) -> Any:
     if isinstance(value, Population):
         return _digest([tensor for _, block in value.blocks() for tensor in block.values()])
     if isinstance(value, Mapping):
-        return {str(name): _told(entry) for name, entry in value.items()}
+        return [[str(name), _told(entry)] for name, entry in value.items()]  # in this order: later patterns win
     if callable(value):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__name__)}"
     return value if isinstance(value, str | int | float | bool | None) else repr(value)

@@ -7,7 +7,6 @@ absent. Draws that a resumed run repeats are the same as those on the disk, whic
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,18 +177,3 @@ def stack_info(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
         return torch.nn.functional.pad(value, (0, steps - value.shape[1]), value=float("nan"))
 
     return {name: torch.cat([filled(row[name]) for row in rows]) for name in rows[0]}
-
-
-def write_definition(path: Path, definition: Mapping[str, Any]) -> None:
-    """Store what is run; it is written once."""
-    from onebasin.population.durable import make_folder, publish
-
-    make_folder(path / RUN)
-    text = json.dumps(definition, indent=1, sort_keys=True)
-    publish(path / RUN / "definition.json", lambda file: file.write(text.encode()))
-
-
-def read_definition(path: Path) -> dict[str, Any] | None:
-    """What is run in a folder, None where there is no run."""
-    file = path / RUN / "definition.json"
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None

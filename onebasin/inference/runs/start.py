@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.inference.density.layout import Layout
+from onebasin.inference.density.layout import Layout, is_frozen
 from onebasin.inference.density.randomness import global_seed
 from onebasin.inference.density.target import Evaluation
 from onebasin.inference.kernel import Networks
@@ -70,22 +70,43 @@ def fresh(model: nn.Module, seed: int, chain: int) -> State:
     """A new network of the architecture: every module with `reset_parameters` draws its weights again.
 
     Parameters of modules without one get normal numbers with the mean and spread they have in `model`; where all
-    entries are alike (a gain of one, a bias of zero) they stay.
+    entries are alike (a gain of one, a bias of zero) they stay. What is frozen stays as it is: parameters that require
+    no gradient, and buffers of modules that have parameters, all of them frozen.
     """
     twin = copy.deepcopy(model)
-    touched: set[int] = set()
     with global_seed(derived(seed, "initial", chain)):
         for module in twin.modules():
             reset = getattr(module, "reset_parameters", None)
             if callable(reset):
                 reset()
-                touched |= {id(value) for value in module.parameters(recurse=False)}
+    _thaw_nothing(model, twin)
     stream = generator(seed, "initial spread", chain)
-    for value in twin.parameters():
-        if id(value) not in touched and value.requires_grad and value.numel() > 1:
+    for value in unreset(twin):
+        if value.numel() > 1:
             kept = value.detach()
             noise = torch.randn(kept.shape, generator=stream, dtype=torch.float32).to(kept)
             spread = kept.float().std()
             if float(spread) > 0:
                 value.data = kept.float().mean().to(kept) + spread.to(kept) * noise
     return {name: value.detach() for name, value in twin.state_dict().items() if isinstance(value, Tensor)}
+
+
+def unreset(model: nn.Module) -> list[nn.Parameter]:
+    """Parameters to be sampled that belong to no module which can reset them."""
+    known = {id(value) for module in model.modules() if _resets(module) for value in module.parameters(recurse=False)}
+    return [value for value in model.parameters() if value.requires_grad and id(value) not in known]
+
+
+def _resets(module: nn.Module) -> bool:
+    return callable(getattr(module, "reset_parameters", None))
+
+
+def _thaw_nothing(model: nn.Module, twin: nn.Module) -> None:
+    """Give a reset twin back what is frozen in the model."""
+    for old, new in zip(model.parameters(), twin.parameters(), strict=True):
+        if not old.requires_grad:
+            new.data = old.detach().clone()
+    for module, other in zip(model.modules(), twin.modules(), strict=True):
+        if is_frozen(module):
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(other, name, buffer.detach().clone())

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from onebasin.metrics import ebfmi
 
+_LOST = 0.5  # a chain that diverges in more than this share of its steps gets nowhere either
 _STUCK = 0.01  # a chain that accepts less than this has stopped moving
 
 
@@ -26,11 +27,14 @@ def summary(info: Mapping[str, Tensor]) -> dict[str, Any]:
     }
     if "divergent" in info:
         found["divergences"] = [int(row) for row in info["divergent"].nansum(dim=1)]
+        lost = (info["divergent"].nanmean(dim=1) > _LOST).tolist()
+        found["stuck"] = [chain for chain, bad in enumerate(lost) if bad]
     if "energy_change" in info:
         change = info["energy_change"]
         sound = torch.where(torch.isfinite(change), torch.exp(-change), torch.where(change.isnan(), change, 0.0))
         found["exp_energy_change"] = [float(row) for row in sound.nanmean(dim=1)]
-        found["stuck"] = [chain for chain, rate in enumerate(found["accepted"]) if rate < _STUCK]
+        slow = [chain for chain, rate in enumerate(found["accepted"]) if rate < _STUCK]
+        found["stuck"] = sorted({*found["stuck"], *slow})
     if "energy" in info and info["energy"].shape[1] >= 4:
         found["ebfmi"] = [float(row) for row in ebfmi(info["energy"])]
     return found
