@@ -191,7 +191,7 @@ def test_priors(given: list[str], expected: Any) -> None:
         (["--draws", "2", "--set", "draws=2"], "found draws in --set"),
         (
             ["--set", "warmup=some"],
-            "for warmup, found 'some': see onebasin sample --options hmc",
+            "for warmup, found 'some'",
         ),
         (["--set", "warmup=2.5"], "expected a whole number for warmup, found 2.5"),
         (["--set", "warmup=-1"], "expected warmup to be a whole number from 0 on, found -1"),

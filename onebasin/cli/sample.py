@@ -14,7 +14,7 @@ from onebasin.cli import data as examples
 from onebasin.cli.load import load
 from onebasin.cli.methods import WithMethods, option_page
 from onebasin.cli.options import debug, progress_bar, seeded
-from onebasin.cli.sample_report import diagnostics_table, fit_sentence
+from onebasin.cli.sample_report import diagnostics_table, fit_sentence, mixing_sentence
 from onebasin.data import digits
 from onebasin.errors import InputError, OnebasinError
 from onebasin.inference.density.likelihood import KINDS
@@ -36,6 +36,9 @@ def _show_options(context: click.Context, parameter: click.Parameter, method: st
 
 def _count(name: str, text: str, least: int = 1) -> Callable[[_Command], _Command]:
     return click.option(name, type=click.IntRange(min=least), metavar="N", help=text)
+
+
+_CHAINS = ("hmc", "sghmc", "mclmc")  # methods whose draws follow each other, so that they may have failed to mix
 
 
 @click.command(cls=WithMethods)
@@ -125,6 +128,8 @@ def sample(
     click.echo(f"{_counted(len(found), 'draw')} by {method}, {_counted(chains, 'chain')}, in {output}")
     if told := diagnostics_table(found.provenance["diagnostics"]):
         click.echo(f"\n{told}\n")
+    if method in _CHAINS and (mixed := mixing_sentence(network, found, pair[0])):
+        click.echo(mixed)
     likelihood = {name: chosen.get(name) for name in ("likelihood", "noise")}
     click.echo(fit_sentence(network, found, pair, **likelihood))
 

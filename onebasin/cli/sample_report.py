@@ -10,10 +10,12 @@ from torch.utils._pytree import tree_map
 
 from onebasin.cli.tables import short, table
 from onebasin.inference.density.likelihood import bernoulli, categorical, choose, learned_gaussian
+from onebasin.inference.diagnosis import MIXED, diagnose
 from onebasin.population import Population
 from onebasin.predict import Inputs, predictions
 
 _EXAMPLES, _MEMBERS, _VALUES = 1000, 100, 20_000_000  # what is cheap to compute, and to hold
+_ENOUGH, _FUNCTIONS = 20, 100  # draws per chain to judge mixing by, and examples to judge it on
 _NAMES = {
     "acceptance": "acceptance probability",
     "divergences": "divergences per chain",
@@ -36,6 +38,21 @@ def diagnostics_table(found: Mapping[str, Any]) -> str:
     if found.get("stuck"):
         parts.append(f"chains that hardly move: {', '.join(map(str, found['stuck']))}")
     return "\n".join(parts)
+
+
+def mixing_sentence(model: nn.Module, population: Population, inputs: Inputs) -> str:
+    """R-hat and effective sample size of what the chains compute, where there are enough draws to say so."""
+    chains = 1 if population.chain is None else len(population.chain.unique())
+    if chains < 2 or len(population) < _ENOUGH * chains:
+        return ""
+    few: Inputs = tree_map(lambda leaf: leaf[:_FUNCTIONS], inputs)
+    found = diagnose(population, model, few, weights=False).functions
+    if found is None or not found.quantities:
+        return ""
+    return (
+        f"R-hat of outputs: worst {found.worst_rhat:.2f}, median {found.median_rhat:.2f} (mixed if below {MIXED}); "
+        f"effective draws: least {found.least_bulk:.0f}, median {found.median_bulk:.0f} of {len(population):,}"
+    )
 
 
 def _numbers(values: Any) -> bool:

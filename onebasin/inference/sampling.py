@@ -55,7 +55,7 @@ def sample(
             require a gradient; the module itself is left as it is.
         data: (inputs, targets), inputs being a tensor, a tuple of positional or a dict of keyword inputs; None for the
             prior alone.
-        method: "hmc", "sghmc" (also SGLD and cyclical), "ensemble", "vi", "swag", "laplace" or "dropout".
+        method: "hmc", "sghmc" (also SGLD, cyclical), "mclmc", "ensemble", "vi", "swag", "laplace" or "dropout".
         modes: independent runs that are pooled; the chain of each draw is in `population.chain`.
         seed: of everything random. The same seed gives the same draws, whatever `workers` and `chunk` are.
         path: stream draws into this folder; every finished shard survives whatever happens to the process.

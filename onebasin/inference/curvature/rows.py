@@ -70,4 +70,4 @@ def rows(seen: Seen, names: Sequence[str]) -> Iterator[Tensor]:
         for call, goal in seen.pieces(max(1, min(_PIECE, seen.target.piece, _ENTRIES // max(1, size)))):
             roots = output_roots(seen.likelihood, seen(call), goal)
             slopes = each(moving, call, roots)
-            yield torch.cat([slopes[name].flatten(2).flatten(0, 1) for name in names], dim=1)
+            yield torch.cat([slopes[name].flatten(0, 1).reshape(-1, moving[name].numel()) for name in names], dim=1)

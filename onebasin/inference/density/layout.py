@@ -83,7 +83,7 @@ class Layout:
         """Views of a flat position (..., D) as tensors (..., *shape)."""
         pieces = position.split(self.sizes, dim=-1)
         return {
-            name: piece.reshape(*position.shape[:-1], *shape)
+            name: piece.reshape((*position.shape[:-1], *shape))
             for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
         }
 

@@ -105,6 +105,7 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
         )
     trained = target
     if not places:
+        _refuse_other_randomness(target)
         places = new_places(model, call, options.get("dropout", 0.1))
         trained = dropping(target, target.outputs, places)
     for place in places:
@@ -113,6 +114,24 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
     stage = training_stage(trained, cast(TrainingOptions, options))
     kernel = Dropout(target, target.outputs, tuple(places))
     return Plan((stage, Stage("dropout", kernel, 0)), count(options.get("draws", 10), "draws"), (0,))
+
+
+def _refuse_other_randomness(target: Target) -> None:
+    """Refuse a model that is random in training mode although it has no dropout layer: its masks cannot be seen."""
+    position = target.layout.join({name: value[None] for name, value in _weights_of(target).items()})
+    rest = target.rest_of(1)
+    rows = torch.arange(min(_EXAMPLES, target.examples), device=position.device)
+    found = [float(target(position, rest, rows, training=True, seed=seed).log_likelihood[0]) for seed in (0, 1)]
+    if found[0] != found[1]:
+        raise InputError(
+            "the model draws random numbers of its own in training mode, but has no dropout layer (nn.Dropout) to be "
+            "folded into weights: use nn.Dropout instead of a function, or another method"
+        )
+
+
+def _weights_of(target: Target) -> State:
+    assert target.outputs is not None  # there are data
+    return {name: value.detach() for name, value in target.outputs.model.named_parameters()}
 
 
 def dropping(target: Target, outputs: Outputs, places: list[Place]) -> Target:

@@ -119,11 +119,11 @@ class HMC:
             if not bool(going.any()):
                 break
             step = torch.where(going, step * 2.0**direction, step)
-        return step
+        return torch.where(direction > 0, step / 2, step)  # the last doubling went too far
 
     def step(self, state: HMCState, moment: Moment, streams: Streams) -> tuple[HMCState, Info]:
         """One trajectory and its acceptance; rejected chains stay, with what is known there."""
-        step = (state.tuner.log_step if moment.warming else state.tuner.log_mean).exp()
+        step = (state.tuner.log_step if moment.warming else state.tuner.settled).exp()
         noise = streams.gaussian("momentum", state.position)
         before = Phase(state.position, noise * (self.temperature / state.inverse_mass).sqrt(), state.found)
         after = leapfrog(self.target, state.rest, before, step, self._steps(streams), state.inverse_mass)

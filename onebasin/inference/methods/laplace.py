@@ -100,8 +100,8 @@ class Laplace:
         given = self.prior_precision
         if self.target.outputs is None and self.target.prior.flat:
             raise InputError(
-                "expected a likelihood with outputs, whose curvature is known, or a prior alone, found log_density: "
-                "use hmc, sghmc or vi for a density of your own"
+                "expected a likelihood with outputs, whose curvature is known, or a prior alone, found neither: give a "
+                "prior, or use hmc, sghmc or vi for a density of your own"
             )
         if isinstance(given, str):
             if given not in ("marginal", "per-layer") or (given == "per-layer" and self.structure == "full"):
@@ -126,7 +126,7 @@ class Laplace:
         for chain, seen in enumerate(networks):
             own = self.target.layout.split(start.position[chain])
             weights = [own[name] for name in names]
-            curvature = curvature_of(seen, self.structure, names, weights)
+            curvature = self._curvature(seen, names, weights)
             sizes = [value.numel() for value in weights]
             squares = torch.stack([value.double().square().sum() for value in weights])
             precision = self._precision(curvature, names, squares)
@@ -136,6 +136,14 @@ class Laplace:
             evidences.append(likelihood[chain] + log_evidence(curvature, precision, sizes, squares))
         stacked = {name: torch.stack([shape[name] for shape in shapes]) for name in shapes[0]}
         return Fitted(start.position, start.rest, stacked, torch.stack(precisions), torch.stack(evidences))
+
+    def _curvature(self, seen: Seen | None, names: list[str], weights: list[Tensor]) -> Curvature:
+        try:
+            return curvature_of(seen, self.structure, names, weights)
+        except RuntimeError as error:  # some operations have no derivative under vmap, those of LSTM and GRU for one
+            raise InputError(
+                f"the curvature of this model could not be computed ({error}): choose layers='last', or another method"
+            ) from error
 
     def step(self, state: Fitted, moment: Moment, streams: Streams) -> tuple[Fitted, Info]:
         """Nothing: a Gaussian does not move."""

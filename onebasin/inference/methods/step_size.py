@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+_FEW = 10  # proposals below which the average means nothing
 _GAMMA, _T0, _KAPPA = 0.05, 10.0, 0.75
 _SMALLEST, _LARGEST = math.log(1e-9), math.log(1e3)  # a run of rejections must not end in a frozen chain
 
@@ -31,6 +32,11 @@ class Tuner(NamedTuple):
     shortfall: Tensor
     centre: Tensor
     seen: Tensor
+
+    @property
+    def settled(self) -> Tensor:
+        """The logarithm of the step size that tuning has ended at; after too few proposals, where it began."""
+        return torch.where(self.seen >= _FEW, self.log_mean, self.centre)
 
     @classmethod
     def at(cls, step: Tensor) -> Tuner:
