@@ -14,7 +14,7 @@ from onebasin.inference.runs.job import METHODS, job_of
 from onebasin.inference.runs.journal import Memory
 from onebasin.inference.runs.telling import Show, Teller
 from onebasin.inference.seeds import Streams
-from onebasin.posterior import Coordinates, Gaussian, Posterior
+from onebasin.posterior import Gaussian, Posterior
 from onebasin.state import State
 
 
@@ -60,6 +60,4 @@ def approximate(
         drawn = centres(state) if centres else kernel.draw(state, Streams(seed, unit.window, "rest"))
         gaussians += fitted(state)[unit.rows]
         rests += [{name: value[row] for name, value in drawn.rest.items()} for row in range(*unit.rows.indices(10**9))]
-    layout = runner.target.layout
-    tied = {name: first for name, first in layout.first.items() if name != first}
-    return Posterior.equal(gaussians, Coordinates(layout.names, layout.spec, tied), rests, provenance=job.definition())
+    return Posterior.equal(gaussians, runner.target.layout, rests, provenance=job.definition())

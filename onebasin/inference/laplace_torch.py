@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from onebasin.errors import InputError
 from onebasin.inference.density.layout import Layout
-from onebasin.posterior.coordinates import Coordinates
 from onebasin.posterior.diagonal import Diagonal
 from onebasin.posterior.full import Full
 from onebasin.posterior.gaussian import Gaussian, Shape
@@ -47,11 +46,9 @@ def from_laplace(fitted: Any, model: nn.Module) -> Posterior:
     places = layout.split(torch.arange(layout.size, device=layout.device))
     chosen = torch.cat([places[name].reshape(-1) for name in names])
     centre = flat.index_copy(0, chosen, mean.to(flat))
-    tied = {name: first for name, first in layout.first.items() if name != first and first in layout.names}
     whole = shape if len(names) == len(layout.names) else Partial(shape, chosen, layout.size)
-    coordinates = Coordinates(layout.names, layout.spec, tied)
     facts = {"method": "laplace-torch", "class": type(fitted).__name__}
-    return Posterior.equal([Gaussian(centre, whole)], coordinates, [layout.rest(model)], provenance=facts)
+    return Posterior.equal([Gaussian(centre, whole)], layout, [layout.rest(model)], provenance=facts)
 
 
 def _names(fitted: Any, layout: Layout) -> list[str]:

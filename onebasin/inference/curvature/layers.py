@@ -148,8 +148,7 @@ def _known(module: nn.Module) -> bool:
 def _owns(layout: Layout, module: str) -> bool:
     """Whether weight or bias are sampled and neither is tied to another tensor."""
     names = [name for name in tensor_names(module) if name in layout.names]
-    firsts = list(layout.first.values())
-    return bool(names) and all(firsts.count(name) == 1 for name in names)
+    return bool(names) and not set(names) & set(layout.tied.values())
 
 
 def _probed(seen: Seen, modules: Mapping[str, nn.Module], examples: int) -> dict[str, list[torch.Size]]:

@@ -14,27 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError, SpecError
+from onebasin.posterior.coordinates import Coordinates
 from onebasin.predict.forward import shared_names
-from onebasin.state import Spec, State, as_spec, dtype_name, state_of
+from onebasin.state import State, as_spec, dtype_name, state_of
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
-    """Where the sampled weights lie.
+class Layout(Coordinates):
+    """Where the sampled weights lie, and what they are computed in.
 
     Attributes:
-        names: the sampled parameters, in the order of the flat vector.
-        shapes: their shapes.
-        spec: all tensors of a whole network, in state-dict order.
-        first: for each state-dict name the first name of the same tensor; tied weights have several.
         dtype: what is computed in: the parameters' widest dtype, at least float32.
         device: where the parameters are.
     """
 
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    spec: Spec
-    first: Mapping[str, str]
     dtype: torch.dtype
     device: torch.device
 
@@ -66,18 +59,13 @@ class Layout:
         dtype = torch.float32
         for value in sampled.values():
             dtype = torch.promote_types(dtype, value.dtype)
-        shapes = tuple(tuple(value.shape) for value in sampled.values())
-        return cls(tuple(sampled), shapes, as_spec(model), shared_names(model), dtype, devices.pop())
+        tied = {name: first for name, first in shared_names(model).items() if name != first}
+        return cls(tuple(sampled), as_spec(model), tied, dtype, devices.pop())
 
     @property
-    def sizes(self) -> list[int]:
-        """Number of weights of each sampled tensor."""
-        return [self.spec[name].size for name in self.names]
-
-    @property
-    def size(self) -> int:
-        """D, the number of sampled weights."""
-        return sum(self.sizes)
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the sampled tensors."""
+        return [self.spec[name].shape for name in self.names]
 
     def split(self, position: Tensor) -> State:
         """Views of a flat position (..., D) as tensors (..., *shape)."""
@@ -89,27 +77,20 @@ class Layout:
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Invert `split` for one network, or for tensors (chains, *shape): a vector (..., D) in the working dtype."""
-        lead = tensors[self.names[0]].dim() - len(self.shapes[0])
-        parts = [tensors[name].to(self.dtype).flatten(lead) for name in self.names]
-        return torch.cat([part if lead else part.reshape(-1) for part in parts], dim=-1)
+        lead = tensors[self.names[0]].shape[: tensors[self.names[0]].dim() - len(self.shapes[0])]
+        return torch.cat([tensors[name].to(self.dtype).reshape((*lead, -1)) for name in self.names], dim=-1)
 
     def rest(self, model: nn.Module) -> State:
         """What is carried along: every tensor of the state dict that is not sampled, wide enough to compute with."""
-        sampled = set(self.names)
-        return {
-            name: value.clone().float() if value.is_floating_point() and value.dtype.itemsize < 4 else value.clone()
-            for name, value in state_of(model).items()
-            if self.first[name] not in sampled
-        }
+        own = state_of(model)
+        return {name: widened(own[name]).clone() for name in self.others}
 
     def everything(self, sampled: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> State:
         """All names a functional call needs, tied ones included; works for one network and for stacked ones."""
-        return {name: sampled[first] if (first := self.first[name]) in sampled else rest[name] for name in self.spec}
-
-    def networks(self, position: Tensor, rest: Mapping[str, Tensor]) -> State:
-        """Whole networks (chains, *shape) in the dtypes of the model, from positions (chains, D) and what is beside."""
-        tensors = self.everything(self.split(position), rest)
-        return {name: tensors[name].to(tensor.dtype) for name, tensor in self.spec.items()}
+        return {
+            name: sampled[first] if (first := self.tied.get(name, name)) in sampled else rest[name]
+            for name in self.spec
+        }
 
     def spread(self, values: Mapping[str, float], default: float, what: str) -> Tensor:
         """A vector (D,) with one value per tensor, chosen by state-dict name or pattern (`*.bias`); later keys win."""
@@ -128,3 +109,8 @@ def is_frozen(module: nn.Module) -> bool:
     """Whether a module has parameters of its own, and none of them requires a gradient."""
     own = list(module.parameters(recurse=False))
     return bool(own) and not any(value.requires_grad for value in own)
+
+
+def widened(value: Tensor) -> Tensor:
+    """A tensor in a dtype that is wide enough to compute with; integers stay."""
+    return value.float() if value.is_floating_point() and value.dtype.itemsize < 4 else value

@@ -158,7 +158,7 @@ def _few(target: Target) -> Call:
 def _weight(layout: Layout, place: Place) -> str:
     """Name of the sampled tensor that a place multiplies."""
     name = f"{place.layer}.weight" if place.layer else "weight"
-    first = layout.first.get(name, name)
+    first = layout.tied.get(name, name)
     if first not in layout.names:
         raise InputError(
             f"expected {name} among the trained tensors to fold dropout into, found it frozen or made of others: train "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.inference.density.layout import Layout, is_frozen
+from onebasin.inference.density.layout import Layout, is_frozen, widened
 from onebasin.inference.density.randomness import global_seed
 from onebasin.inference.density.target import Evaluation
 from onebasin.inference.kernel import Networks
@@ -46,7 +46,7 @@ def networks_at(model: nn.Module, layout: Layout, start: Given, chains: Sequence
     else:
         raise InputError(f'expected start "fresh", "model" or a Population, found {start!r}: choose one of them')
     position = torch.stack([layout.join(state) for state in states]).to(layout.device)
-    rest = {name: torch.stack([_wide(state[name]) for state in states]) for name in layout.rest(model)}
+    rest = {name: torch.stack([widened(state[name].detach()) for state in states]) for name in layout.rest(model)}
     return Networks(position, rest, torch.full((len(chains),), float("nan"), dtype=torch.float64))
 
 
@@ -59,11 +59,6 @@ def refuse_wild(found: Evaluation, chains: Sequence[int]) -> None:
             f"{chains[int(bad.nonzero()[0])]}: train the starting networks (epochs=...), use a tighter prior, or give "
             "start= yourself"
         )
-
-
-def _wide(value: Tensor) -> Tensor:
-    value = value.detach()
-    return value.float() if value.is_floating_point() and value.dtype.itemsize < 4 else value
 
 
 def fresh(model: nn.Module, seed: int, chain: int) -> State:
