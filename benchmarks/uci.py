@@ -36,9 +36,9 @@ SPLITS_SECONDS = 900.0
 _TRAINING: dict[str, Any] = {"batch": None, "epochs": 3000, "rate": 0.02, "schedule": "cosine"}
 _AIRFOIL: dict[str, Any] = {
     **_TRAINING,
-    "warmup": 110_000,
+    "warmup": 90_000,
     "draws": 100,
-    "thin": 600,
+    "thin": 520,
     "length": 150.0,
     "loose": 0.5,
     "variance": 0.1,

@@ -6,6 +6,7 @@ likelihood one with prior=None.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypedDict, Unpack, cast
 
 from onebasin.errors import InputError
@@ -68,6 +69,7 @@ def training_stage(target: Target, options: TrainingOptions, name: str = "traini
         options.get("momentum", 0.9),
         options.get("decay", 0.0),
         options.get("schedule", "constant"),
+        compile=target.compile,
     )
     steps = count(options.get("epochs", 100), "epochs", 0) * batches.per_epoch
     return Stage(name, Training(target, optimiser, batches), steps)
@@ -91,5 +93,5 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
         return Plan((Stage(stage.name, kernel, max(0, stage.steps - every)),), draws, (every,))
     cycle = max(1, stage.steps // draws)
     chosen = kernel.optimiser
-    optimiser = Optimiser(chosen.name, chosen.rate, chosen.momentum, chosen.decay, "cyclical", cycle)
+    optimiser = replace(chosen, schedule="cyclical", cycle=cycle)
     return Plan((Stage(stage.name, Training(target, optimiser, kernel.minibatches), 0),), draws, (cycle,))

@@ -149,7 +149,7 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
     batches = cast(Training, stage.kernel).minibatches
     decay, momentum = options.get("decay", 0.0), options.get("momentum", 0.9)
     walk = options.get("walk", options.get("optimiser", "adam"))
-    optimiser = Optimiser(walk, options.get("step", options.get("rate", 1e-3)), momentum, decay)
+    optimiser = Optimiser(walk, options.get("step", options.get("rate", 1e-3)), momentum, decay, compile=target.compile)
     given = options.get("every")
     every = batches.per_epoch if given is None else count(given, "every")
     kernel = SWAG(

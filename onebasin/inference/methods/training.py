@@ -10,13 +10,14 @@ running ones, the model's own dropout drops.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.inference.density.compiling import Function, compiled
 from onebasin.inference.density.minibatch import Minibatches
 from onebasin.inference.density.target import Target
 from onebasin.inference.kernel import Info, Moment, Networks
@@ -46,6 +47,7 @@ class Optimiser:
         decay: decoupled weight decay: each step also multiplies the weights by 1 - rate * decay.
         schedule: "constant"; "cosine", from the rate to zero over the stage; "cyclical", the same in each cycle.
         cycle: steps of a cycle.
+        compile: whether Adam is compiled.
     """
 
     name: str = "adam"
@@ -54,6 +56,8 @@ class Optimiser:
     decay: float = 0.0
     schedule: str = "constant"
     cycle: int = 0
+    compile: bool = False
+    _made: dict[tuple[int, ...], Function] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if self.name not in ("adam", "sgd"):
@@ -74,21 +78,50 @@ class Optimiser:
         done = moment.step % length if self.schedule == "cyclical" else min(moment.step, length)
         return 0.5 * self.rate * (1 + math.cos(math.pi * done / length))
 
-    def update(self, state: Trained, gradient: Tensor, moment: Moment) -> tuple[Tensor, Tensor, Tensor]:
-        """New weights and moments from the gradient of the mean loss (chains, D); new tensors, the old ones stay."""
+    def update(
+        self, state: Trained, gradient: Tensor, moment: Moment, scale: float = 1.0
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """New weights and moments from the gradient of the mean loss (chains, D); new tensors, the old ones stay.
+
+        Args:
+            state: weights and moments.
+            gradient: a multiple of the gradient.
+            moment: when.
+            scale: what makes the gradient of the mean loss of it.
+        """
         rate = self.rate_at(moment)
-        position = state.position * (1 - rate * self.decay) if self.decay else state.position
         if self.name == "sgd":
-            first = self.momentum * state.first + gradient
-            return position - rate * first, first, state.second
-        first = torch.lerp(state.first, gradient, 1 - _BETA1)
-        second = torch.lerp(state.second, gradient * gradient, 1 - _BETA2)
+            first = self.momentum * state.first + scale * gradient
+            return state.position * (1 - rate * self.decay) - rate * first, first, state.second
         count = moment.step + 1
-        scale = second.sqrt().div_(math.sqrt(1 - _BETA2**count)).add_(_EPSILON)
-        return torch.addcdiv(position, first, scale, value=-rate / (1 - _BETA1**count)), first, second
+        numbers = (rate / (1 - _BETA1**count), math.sqrt(1 - _BETA2**count), 1 - rate * self.decay, scale)
+        tensors = (state.position, state.first, state.second, gradient)
+        if not self.compile:
+            return adam(*tensors, *numbers)
+        places = (*tensors, *(torch.tensor(number, dtype=gradient.dtype, device=gradient.device) for number in numbers))
+        key = tuple(gradient.shape)
+        if key not in self._made:
+            self._made[key] = compiled(adam, places) or adam
+        position, first, second = self._made[key](*places)
+        return position, first, second
 
 
+Number = float | Tensor
 _BETA1, _BETA2, _EPSILON = 0.9, 0.999, 1e-8  # as everybody has them
+
+
+def adam(
+    position: Tensor, first: Tensor, second: Tensor, gradient: Tensor, *numbers: Number
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One step of Adam; `numbers` are rate / (1 - b1^t), sqrt(1 - b2^t), 1 - rate * decay and the gradient's scale.
+
+    Compiled it is one pass over the weights, which for large networks takes as long as the gradient otherwise.
+    """
+    rate, root, shrink, scale = numbers
+    gradient = gradient * scale
+    first = torch.lerp(first, gradient, 1 - _BETA1)
+    second = torch.lerp(second, gradient * gradient, 1 - _BETA2)
+    return position * shrink - rate * first / (second.sqrt() / root + _EPSILON), first, second
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +149,8 @@ class Training:
         seed = derived(streams.seed, "forward", streams.chains[0], moment.step)
         found = self.target(state.position, state.rest, rows, training=True, seed=seed)
         scale = 1 / max(1, self.target.examples)
-        position, first, second = self.optimiser.update(state, found.gradient * scale, moment)
-        good = torch.isfinite(found.gradient).all(dim=1)
+        position, first, second = self.optimiser.update(state, found.gradient, moment, scale)
+        good = torch.isfinite(found.gradient.sum(dim=1))  # one entry that is not spoils the sum
         if not bool(good.all()):
             keep = good[:, None]
             position = torch.where(keep, position, state.position)

@@ -178,7 +178,9 @@ class Variational:
 def build(target: Target, **options: Unpack[Options]) -> Plan:
     """Plan variational inference: 100 epochs on batches of 100, unless told otherwise."""
     batches = Minibatches(target.examples, options.get("batch", 100))
-    optimiser = Optimiser("adam", options.get("rate", 1e-2), schedule=options.get("schedule", "cosine"))
+    optimiser = Optimiser(
+        "adam", options.get("rate", 1e-2), schedule=options.get("schedule", "cosine"), compile=target.compile
+    )
     samples = count(options.get("samples", 1), "samples")
     kernel = Variational(
         target, optimiser, batches, options.get("init_std", 0.05), options.get("kl_weight", 1.0), samples

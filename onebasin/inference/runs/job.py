@@ -20,7 +20,7 @@ from onebasin.inference.density.target import Target
 from onebasin.inference.kernel import Plan
 from onebasin.inference.runs.loop import work
 from onebasin.inference.runs.start import Given, fresh, unreset
-from onebasin.inference.runs.units import LANES, Unit, lanes_for, units
+from onebasin.inference.runs.units import Unit, lanes_for, units
 from onebasin.options import refuse_unknown
 from onebasin.population import Population
 from onebasin.population.tensor_file import bytes_of
@@ -181,7 +181,7 @@ def job_of(
         modes=modes,
         seed=seed,
         start=execution.get("start", "fresh"),
-        lanes=execution.get("lanes") or lanes_for(modes, LANES),
+        lanes=execution.get("lanes") or lanes_for(modes, small=weights < _LARGE),
         threads=execution.get("threads") or (1 if weights < _LARGE else torch.get_num_threads()),
         compile=False,
     )

@@ -32,13 +32,15 @@ class Unit:
         return slice(self.keep.start - self.window.start, self.keep.stop - self.window.start)
 
 
-def lanes_for(chains: int, most: int = LANES) -> int:
-    """Equal windows of at most `most` chains; two of them from four chains on, so that two workers find work.
+def lanes_for(chains: int, *, small: bool = True) -> int:
+    """Equal windows of at most `LANES` chains; two of small networks from four chains on: two workers find work.
 
     >>> [lanes_for(chains) for chains in (1, 3, 4, 8, 10, 17)]
     [1, 3, 2, 4, 5, 6]
+    >>> lanes_for(5, small=False)  # large ones keep all cores busy by themselves
+    5
     """
-    windows = max(-(-chains // most), 2 if chains >= 4 else 1)
+    windows = max(-(-chains // LANES), 2 if chains >= 4 and small else 1)
     return -(-chains // windows)
 
 
