@@ -107,6 +107,13 @@ def test_growing_draws_do_not_change_what_was_left_open(tmp_path: Path) -> None:
     assert len(more) == 400
 
 
+def test_statistics_that_a_fresh_start_forgets_do_not_matter(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    ob.sample(model, (X, Y), noise=0.5, path=tmp_path / "run", **QUICK)
+    model(X)  # moves the running statistics
+    ob.sample(model, (X, Y), noise=0.5, path=tmp_path / "run", resume=True, **{**QUICK, "draws": 5})
+
+
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
     ob.sample(net(), (X, Y), noise=0.5, path=tmp_path / "run", **QUICK)
     with alone(tmp_path / "run"), pytest.raises(StorageError, match="another process is at work"):

@@ -137,11 +137,11 @@ class Job:
         """The tensors of the model that decide about draws: all, or those that fresh networks take over from it."""
         if self.start == "model":
             return list(state_of(self.model).values())
-        new = fresh(self.model, self.seed, 0), fresh(self.model, self.seed, 1)
-        buffers = {name: value for name, value in self.model.named_buffers()}
-        kept = [value for name, value in state_of(self.model).items() if torch.equal(new[0][name], new[1][name])]
+        first, second = (fresh(self.model, self.seed, chain) for chain in (0, 1))
+        kept = [value for name, value in first.items() if torch.equal(value, second[name])]
+        hidden = [value for name, value in self.model.named_buffers() if name not in first]  # outside of the state dict
         # Parameters that no module resets are drawn with the mean and spread that they have.
-        return [*buffers.values(), *kept, *unreset(self.model)]
+        return [*kept, *hidden, *unreset(self.model)]
 
 
 def _module(method: str) -> Any:
