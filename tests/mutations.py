@@ -61,8 +61,8 @@ MUTATIONS = [
     Mutation("rejected chains get the new gradient", "hmc", "torch.where(rows, after.found.gradient, state.gradient)",
              "after.found.gradient", "hmc"),
     Mutation("step size adapts the wrong way", "step_size", "_GAMMA * shortfall)", "_GAMMA * -shortfall)", "hmc"),
-    Mutation("step size never fixed", "hmc", "if moment.warming else state.tuner.log_mean)",
-             "if moment.step >= 0 else state.tuner.log_mean)", "hmc"),
+    Mutation("step size never fixed", "hmc", "if moment.warming else state.tuner.settled)",
+             "if moment.step >= 0 else state.tuner.settled)", "hmc"),
     Mutation("mass is the spread", "mass", "spread.variance()", "1 / spread.variance()", "hmc"),
     Mutation("drift with the new momentum", "sgmcmc", "0.5 * size * (kicked + momentum)", "size * momentum", "sgmcmc"),
     Mutation("rate without N", "sgmcmc", "math.sqrt(rate / max(1, self.target.examples))", "math.sqrt(rate)", "sgmcmc"),
@@ -70,10 +70,10 @@ MUTATIONS = [
              "sgmcmc"),
     Mutation("draws outside of the support", "sgmcmc", "torch.where(sound[:, None], state.position, state.safe)",
              "state.position", "sgmcmc"),
-    Mutation("adam without its correction", "training", "-rate / (1 - _BETA1**count)", "-rate", "ensemble"),
+    Mutation("adam without its correction", "training", "(rate / (1 - _BETA1**count), math", "(rate, math", "ensemble"),
     Mutation("every epoch in the same order", "minibatch", 'key[1], key[2])', 'key[1], 0)', "target sgmcmc"),
     Mutation("all chains with the same numbers", "seeds", '"chain", chain, "block"', '"chain", 0, "block"', "truth"),
-    Mutation("all blocks with the same numbers", "run", '{block}")', '")', "truth"),
+    Mutation("all blocks with the same numbers", "loop", '{block}")', '")', "truth"),
     Mutation("vi with the entropy of the wrong sign", "variational", "(precision * std.square() - 1)",
              "(precision * std.square() + 1)", "truth"),
     Mutation("laplace without its temperature", "laplace", "self.temperature, start.position.dtype",
@@ -86,7 +86,7 @@ def broken(mutation: Mutation, folder: Path) -> None:
     shutil.copytree(ROOT / "onebasin", folder / "onebasin", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
-    path = folder / "onebasin" / "inference" / f"{mutation.file}.py"
+    (path,) = (folder / "onebasin" / "inference").rglob(f"{mutation.file}.py")
     text = path.read_text(encoding="utf-8")
     if mutation.old:
         if text.count(mutation.old) != 1:
