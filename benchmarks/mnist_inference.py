@@ -22,7 +22,7 @@ from onebasin import Population, diagnose, sample
 from onebasin.predict import predictions
 
 EPOCHS = 15  # of the ensemble; paper 1 has 50
-VI_EPOCHS = 30
+VI_EPOCHS = 20
 MEMBERS = 5
 
 

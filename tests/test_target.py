@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Categorical, Normal
 
 from onebasin.errors import InputError, SpecError
+from onebasin.inference.density.compiling import compiled
 from onebasin.inference.density.likelihood import LearnedNoise
 from onebasin.inference.density.minibatch import Minibatches
 from onebasin.inference.density.network import target_of
@@ -304,3 +305,11 @@ def wrong(**options: Any) -> Callable[[], Target]:
 def test_what_cannot_be_a_posterior_is_refused(call: Callable[[], Target], error: type, message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def test_a_tensor_in_two_places_is_compiled_as_two() -> None:
+    same = numbers(3, 2)
+    function = compiled(lambda a, b: (a + 2 * b,), [same, same])
+    assert function is not None
+    (found,) = function(torch.ones(3, 2, dtype=torch.float64), torch.zeros(3, 2, dtype=torch.float64))
+    assert torch.equal(found, torch.ones(3, 2, dtype=torch.float64))

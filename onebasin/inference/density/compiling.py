@@ -39,6 +39,11 @@ def compiled(function: Function, arguments: Sequence[Tensor]) -> Function | None
         function: takes and returns flat sequences of tensors; must not depend on their values by branching.
         arguments: an example call.
     """
+    # One tensor in two places would be traced as one argument, and the second place ignored ever after.
+    arguments = [
+        value.clone() if any(value is other for other in arguments[:place]) else value
+        for place, value in enumerate(arguments)
+    ]
     expected = function(*arguments)
     try:
         with warnings.catch_warnings():
