@@ -34,6 +34,17 @@ def call_arguments(inputs: Inputs) -> Call:
 
 
 @contextlib.contextmanager
+def global_seed(seed: int) -> Iterator[None]:
+    """Seed torch's global generator inside the block and restore it afterwards.
+
+    Constructors of layers draw their weights from there, and so does dropout; neither takes a generator.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put every submodule into evaluation mode; on exit all attributes of all modules are the objects they were before.
 

@@ -1,7 +1,12 @@
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from onebasin.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -16,3 +21,21 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("needs the shared test data (a folder shared/data beside the checkout)")
     return folder
+
+
+@pytest.fixture
+def restored_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model file puts on the path of imports is taken off again."""
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The command line, called with arguments: exit code, what it printed, what it complained about."""
+
+    def call(*arguments: Any) -> tuple[int, str, str]:
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call

@@ -25,9 +25,7 @@ EXCEPTIONS: dict[str, str] = {}
 FOREIGN_SIGNATURES = {"onebasin/symmetry/rules/": "a rule takes the arguments of its aten operation"}
 # Who may touch torch's global generator, and why.
 GLOBAL_RANDOMNESS = {
-    "onebasin/symmetry/verify.py": "a forward pass that draws must draw the same each time; forked and restored",
-    "onebasin/inference/density/randomness.py": "layers and dropout draw from the global one; forked and restored",
-    "onebasin/cli/options.py": "a factory draws its weights from the global generator; forked and restored",
+    "onebasin/calling.py": "constructors and forward passes of others draw from the global one; forked and restored",
 }
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "manager", "base", "core"}
 RANDOM_CALLS = {

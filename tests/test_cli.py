@@ -14,7 +14,6 @@ from torch import nn
 from onebasin import Symmetry
 from onebasin.cli import discover as discover_verb
 from onebasin.cli import inputs, load, options
-from onebasin.cli.main import main
 from onebasin.errors import InputError, ModelError, OnebasinError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,9 +53,7 @@ constant = 5
 """
 
 
-@pytest.fixture(autouse=True)
-def _restored_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", sys.path[:])
+pytestmark = pytest.mark.usefixtures("restored_imports")
 
 
 @pytest.fixture
@@ -64,16 +61,6 @@ def models(tmp_path: Path) -> Path:
     path = tmp_path / "models.py"
     path.write_text(MODELS)
     return path
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def call(*arguments: Any) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
 
 
 Run = Callable[..., tuple[int, str, str]]

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,6 @@ from onebasin.align.crowd.consensus import Consensus
 from onebasin.align.transpositions import transpositions
 from onebasin.cli import align as align_verb
 from onebasin.cli import data, options
-from onebasin.cli.main import main
 from onebasin.errors import InputError, StorageError, UnsafeFileError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -55,19 +53,7 @@ def mlp(seed: int = 0, *, norm: bool = False) -> nn.Module:
         return nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-@pytest.fixture(autouse=True)
-def _restored_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", sys.path[:])
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: Any) -> tuple[int, str, str]:
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+pytestmark = pytest.mark.usefixtures("restored_imports")
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,9 @@
 """``onebasin sample``: every method gives draws that predict, interrupts lose nothing, mistakes get a sentence."""
 
 import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,14 @@ import torch
 from torch import Tensor
 
 from onebasin import Population
-from onebasin.cli import methods
 from onebasin.cli import sample as sample_verb
-from onebasin.cli.main import main
 from onebasin.cli.options import Show
 from onebasin.cli.sample_report import diagnostics_table
 from onebasin.data import digits
 from onebasin.errors import DiskError, InputError, ModelError, StorageError
 from onebasin.examples import digits_mlp
 from onebasin.inference.density.network import Density
-from onebasin.inference.runs.job import METHODS, Execution
+from onebasin.inference.runs.job import METHODS, Execution, module_of
 from onebasin.predict import predictions
 
 Run = Callable[..., tuple[int, str, str]]
@@ -52,19 +50,12 @@ class Pair(nn.Module):
 """
 
 
-@pytest.fixture(autouse=True)
-def _restored_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", sys.path[:])
+pytestmark = pytest.mark.usefixtures("restored_imports")
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: Any) -> tuple[int, str, str]:
-        code = main(["sample", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return call
+def run(run: Run) -> Run:
+    return partial(run, "sample")
 
 
 @pytest.fixture
@@ -117,7 +108,7 @@ def test_table_of_several_chains() -> None:
 def test_every_option_is_explained(run: Run, method: str) -> None:
     code, out, _ = run("--options", method)
     assert code == 0
-    own = methods._module(method).Options.__annotations__
+    own = module_of(method).Options.__annotations__
     shown = {line.split()[0] for line in out.splitlines() if line.startswith("  ") and line[2] != " "}
     assert {*own, *Density.__annotations__, *Execution.__annotations__} - shown == {"log_density"}
     assert shown <= {*own, *Density.__annotations__, *Execution.__annotations__}

@@ -6,9 +6,9 @@ import torch
 from scipy.stats import binomtest
 from torch import Tensor, nn
 
+from onebasin.calling import global_seed
 from onebasin.errors import InputError
 from onebasin.inference.density.network import target_of
-from onebasin.inference.density.randomness import global_seed
 from onebasin.inference.density.target import Target
 from onebasin.inference.kernel import Moment, Networks, Plan
 from onebasin.inference.methods.dropout import Dropout, build, dropping

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import click
 
-from onebasin.cli.options import debug, progress, seeded
+from onebasin.calling import global_seed
+from onebasin.cli.options import debug, progress
 from onebasin.errors import DiskError, SymmetryError
 from onebasin.examples import EXAMPLES, Example
 from onebasin.symmetry import discover, verify
@@ -44,7 +45,7 @@ def demo(*, output: Path, seed: int) -> None:
 
 
 def _section(example: Example, seed: int) -> str:
-    with seeded(seed):
+    with global_seed(seed):
         model, inputs = example.build(), example.inputs()
     symmetry = discover(model, inputs, seed=seed)
     proof = verify(model, symmetry, inputs)

@@ -5,9 +5,10 @@ from pathlib import Path
 import click
 from torch import nn
 
+from onebasin.calling import global_seed
 from onebasin.cli.load import load
 from onebasin.cli.networks import example, example_options
-from onebasin.cli.options import debug, progress, seeded
+from onebasin.cli.options import debug, progress
 from onebasin.errors import DiskError, SymmetryError
 from onebasin.population import Population
 from onebasin.state import as_spec, check_state
@@ -52,7 +53,7 @@ def discover(
       onebasin discover examples/digits_cnn.py:digits_cnn --input 4x1x8x8 --verify
       onebasin discover my_package.models:tagger --input ids:2x16 --json
     """  # noqa: D301 - click reads the backspace: keep these lines apart
-    with seeded(seed):
+    with global_seed(seed):
         loaded = load(reference)
         inputs = example(loaded, texts, vocabulary, seed)
     if weights is not None:

@@ -14,7 +14,8 @@ from onebasin.cli.options import debug, progress, progress_bar
 from onebasin.cli.tables import short
 from onebasin.errors import InputError
 from onebasin.population import Population
-from onebasin.population.durable import make_folder, publish
+from onebasin.population.durable import make_folder
+from onebasin.population.tensor_file import write_tensors
 from onebasin.state import State
 from onebasin.symmetry import Symmetry
 
@@ -130,11 +131,7 @@ def _align(crowd: Population, known: Known, reference: str) -> Alignment:
 
 def _write(path: Path, state: State, facts: dict[str, Any]) -> None:
     """One network under its own names, as any reader of safetensors expects it."""
-    from safetensors.torch import save
-
-    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in state.items()}
-    content = save(tensors, {"format": "pt", "onebasin": json.dumps(facts)})
-    publish(path, lambda file: file.write(content), size=len(content), replace=True)
+    write_tensors(path, state, {"format": "pt", "onebasin": json.dumps(facts)})
 
 
 def _summary(members: int, aligned: Alignment | None, variance: str | None) -> str:

@@ -1,6 +1,5 @@
 """What ``sample`` can do, as the docstrings say it: a sentence about each method, and a line about each option."""
 
-import importlib
 import inspect
 import re
 from types import NoneType
@@ -10,7 +9,7 @@ import click
 
 from onebasin.inference.density.network import Density
 from onebasin.inference.methods.ensemble import TrainingOptions
-from onebasin.inference.runs.job import METHODS, Execution
+from onebasin.inference.runs.job import METHODS, Execution, module_of
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "none"}
 _ONLY_IN_PYTHON = {"log_density"}  # a function cannot be written on a command line
@@ -22,21 +21,17 @@ class WithMethods(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the methods, one sentence each."""
         with formatter.section("Methods"):
-            formatter.write_dl([(method, _first(_module(method))) for method in METHODS])
+            formatter.write_dl([(method, _first(module_of(method))) for method in METHODS])
 
 
 def option_page(method: str) -> str:
     """Everything that ``--set`` can set for a method, in groups."""
-    own = _module(method).Options
+    own = module_of(method).Options
     undocumented = own.__annotations__.keys() - _lines(own).keys()  # inherited, where there are any
     groups = [own, *([TrainingOptions] if undocumented else []), Density, Execution]
-    parts = [f"{method}: {_first(_module(method))}"]
+    parts = [f"{method}: {_first(module_of(method))}"]
     parts += [f"{_first(group)}\n\n{_definitions(_lines(group))}" for group in groups]
     return "\n\n".join(parts)
-
-
-def _module(method: str) -> Any:
-    return importlib.import_module(f"onebasin.inference.methods.{METHODS[method]}")
 
 
 def _first(documented: Any) -> str:

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from onebasin.align.crowd.plan import REFERENCES
+from onebasin.calling import global_seed
 from onebasin.cli import inputs as example_inputs
 from onebasin.cli.load import Loaded, call_user_code, load
-from onebasin.cli.options import progress, seeded
+from onebasin.cli.options import progress
 from onebasin.errors import InputError, SpecError, StorageError, SymmetryError
 from onebasin.population import Population
 from onebasin.state import Spec, State, TensorSpec, as_spec, check_finite, check_spec
@@ -146,7 +147,7 @@ def know(architecture: Architecture) -> Known:
                 "written by onebasin discover MODEL --output FILE."
             )
         return Known(stored, None, None)
-    with seeded(architecture.seed):
+    with global_seed(architecture.seed):
         loaded = load(architecture.reference)
         inputs: Any = None
         if stored is None or architecture.texts or loaded.example_input is not None:

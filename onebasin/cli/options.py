@@ -1,4 +1,4 @@
-"""What several verbs share: the ``--debug`` option, what shows progress, the seeded draw of weights."""
+"""What several verbs share: the ``--debug`` option, and what shows progress."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
-import torch
 from rich.console import Console
 
 _PATIENCE = 2.0  # seconds before progress is worth the flicker
@@ -83,15 +82,3 @@ def _late(start: Callable[[], None], stop: Callable[[], None]) -> Iterator[None]
         timer.cancel()
         timer.join()
         stop()
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed torch's global generator inside the block and restore it afterwards.
-
-    A model's constructor draws its weights from the global generator and takes no other: this is the only way to
-    build the same network twice from somebody else's factory.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        yield

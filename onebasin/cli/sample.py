@@ -10,10 +10,11 @@ import click
 from click.core import ParameterSource
 from torch import Tensor, nn
 
+from onebasin.calling import global_seed
 from onebasin.cli import data as examples
 from onebasin.cli.load import load
 from onebasin.cli.methods import WithMethods, option_page
-from onebasin.cli.options import debug, progress_bar, seeded
+from onebasin.cli.options import debug, progress_bar
 from onebasin.cli.sample_report import diagnostics_table, fit_sentence, mixing_sentence
 from onebasin.data import digits
 from onebasin.errors import InputError, OnebasinError
@@ -113,7 +114,7 @@ def sample(
     chosen = _chosen(**options)
     if not resume and read_definition(output) is not None:
         raise InputError(f"{output} holds a run already: give --resume to go on with it, or choose another --output")
-    with seeded(seed):
+    with global_seed(seed):
         network = load(model).model
     if chosen.get("workers", 1) > 1:
         _check_importable(network, model)

@@ -10,9 +10,9 @@ from torch import nn
 from onebasin.errors import InputError
 from onebasin.inference.density.network import Data
 from onebasin.inference.runs.crew import Runner
-from onebasin.inference.runs.job import METHODS, job_of
+from onebasin.inference.runs.job import job_of
 from onebasin.inference.runs.journal import Memory
-from onebasin.inference.runs.telling import Show, Teller
+from onebasin.inference.runs.telling import Show, teller
 from onebasin.inference.seeds import Streams
 from onebasin.posterior import Gaussian, Posterior
 from onebasin.state import State
@@ -42,14 +42,13 @@ def approximate(
     show: Show | None = options.pop("progress", None)
     job, execution = job_of(model, data, method, options, modes=modes, seed=seed)
     units = job.units(execution.get("chunk"))
-    runner = Runner(job, None if show is None else Teller(show, len(units)))
+    runner = Runner(job, teller(units, show))
     runner.plan = replace(runner.plan, draws=0)
     kernel = runner.plan.stages[-1].kernel
     fitted = getattr(kernel, "components", None)
     if fitted is None:
-        others = [name for name in METHODS if name in ("vi", "swag", "laplace")]
         raise InputError(
-            f"expected a method that fits a density ({', '.join(others)}), found {method!r}, which draws networks: "
+            f"expected a method that fits a density (vi, swag, laplace), found {method!r}, which draws networks: "
             "use sample, and fit a posterior to its draws"
         )
     gaussians: list[Gaussian] = []
@@ -59,5 +58,6 @@ def approximate(
         centres = getattr(kernel, "centres", None)  # where statistics at the mean are other than those of a draw
         drawn = centres(state) if centres else kernel.draw(state, Streams(seed, unit.window, "rest"))
         gaussians += fitted(state)[unit.rows]
-        rests += [{name: value[row] for name, value in drawn.rest.items()} for row in range(*unit.rows.indices(10**9))]
+        rows = range(unit.rows.start, unit.rows.stop)
+        rests += [{name: value[row] for name, value in drawn.rest.items()} for row in rows]
     return Posterior.equal(gaussians, runner.target.layout, rests, provenance=job.definition())

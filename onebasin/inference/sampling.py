@@ -17,17 +17,9 @@ from onebasin.inference.density.network import Data
 from onebasin.inference.runs.crew import run_apart, run_here
 from onebasin.inference.runs.definition import agreed, alone, read_definition, refuse_stranger
 from onebasin.inference.runs.job import Execution, Job, job_of
-from onebasin.inference.runs.journal import (
-    Disk,
-    Memory,
-    join_info,
-    read_info,
-    stack_info,
-)
-from onebasin.inference.runs.loop import Tell
+from onebasin.inference.runs.journal import Disk, Memory, join_info, read_info, stack_info
 from onebasin.inference.runs.summary import summary
-from onebasin.inference.runs.telling import Show, Teller
-from onebasin.inference.runs.units import Unit
+from onebasin.inference.runs.telling import Show, teller
 from onebasin.population import Population
 from onebasin.state import as_spec
 
@@ -82,7 +74,7 @@ def sample(
 
 def _in_memory(job: Job, execution: Execution, show: Show | None) -> Population:
     memory, units = Memory(), job.units(execution.get("chunk"))
-    run_here(job, units, memory, _tell(units, show))
+    run_here(job, units, memory, teller(units, show))
     shards = [shard for unit in units for shard in memory.shards[unit.name]]
     info = stack_info([join_info([shard.info for shard in memory.shards[unit.name]]) for unit in units])
     population = Population.from_stacked(
@@ -103,7 +95,7 @@ def _on_disk(job: Job, execution: Execution, path: Path, resume: bool, show: Sho
         definition = agreed(path, {**job.definition(), "chunk": execution.get("chunk")}, stored)
         units = job.units(definition["chunk"])
         disk = Disk(path, as_spec(job.model), definition)
-        tell, workers = _tell(units, show), execution.get("workers", 1)
+        tell, workers = teller(units, show), execution.get("workers", 1)
         if workers > 1 and len(units) > 1:
             run_apart(job, units, disk, tell, workers)
         else:
@@ -111,10 +103,6 @@ def _on_disk(job: Job, execution: Execution, path: Path, resume: bool, show: Sho
     population = by_chain(Population.open(path))
     diagnostics: Mapping[str, Any] = summary(read_info(path))
     return replace(population, provenance={**population.provenance, "diagnostics": diagnostics})
-
-
-def _tell(units: list[Unit], show: Show | None) -> Tell | None:
-    return None if show is None else Teller(show, len(units))
 
 
 def by_chain(population: Population) -> Population:

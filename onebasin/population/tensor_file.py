@@ -15,9 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from onebasin.errors import StorageError
+from onebasin.population.durable import publish
 from onebasin.state import Spec, State, TensorSpec
 
 CHUNK = 4 << 20  # bytes per step of a checksum: stays in the cache between summing and writing
@@ -124,6 +126,14 @@ def map_tensors(file: TensorFile, names: Iterable[str]) -> State:
             "put it back, or open the population again without it"
         ) from error
     return {name: _view(content, file.entries[name]) for name in names}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+    """Write tensors and texts as one file in place of what is there; readers see the old one or the new one."""
+    # Copies, because the format refuses tensors that share memory, as views of one stack do.
+    copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    content = save(copies, dict(facts))
+    publish(path, lambda file: file.write(content), size=len(content), replace=True)
 
 
 def _view(content: Tensor, entry: Entry) -> Tensor:

@@ -98,3 +98,9 @@ def check_spread(std: Tensor) -> None:
             f"a density needs positive standard deviations, found {int((std == 0).sum())} weights with zero: draw from "
             "the Gaussian instead, or give these weights a small spread"
         )
+
+
+def one_of_each(gaussians: Sequence[Gaussian], generators: Sequence[torch.Generator]) -> Tensor:
+    """One draw from every Gaussian with a generator of its own, (n, D)."""
+    pairs = zip(gaussians, generators, strict=True)
+    return torch.cat([gaussian.draw_flat(1, generator) for gaussian, generator in pairs])

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor
 
 from onebasin.errors import InputError, OnebasinError, StorageError
-from onebasin.population.durable import make_folder, need_space, publish
-from onebasin.population.tensor_file import read_header
+from onebasin.population.durable import make_folder, need_space
+from onebasin.population.tensor_file import read_header, write_tensors
 from onebasin.posterior.coordinates import Coordinates
 from onebasin.posterior.gaussian import Gaussian
 from onebasin.posterior.shapes import SHAPES
@@ -42,12 +42,10 @@ def write_parts(path: Path, parts: Parts) -> None:
         tensors[f"{index}.centre"] = component.centre
         tensors |= {f"{index}.shape.{name}": value for name, value in component.shape.tensors().items()}
         tensors |= {f"{index}.rest.{name}": value for name, value in rest.items()}
-    # Copies, because the format refuses tensors that share memory, as views of one stack do.
-    copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    content = save(copies, metadata=_facts(parts))
+    facts = _facts(parts)
     make_folder(path.parent)
-    need_space(path.parent, len(content))
-    publish(path, lambda file: file.write(content), size=len(content), replace=True)
+    need_space(path.parent, sum(value.nbytes for value in tensors.values()))
+    write_tensors(path, tensors, facts)
 
 
 def read_parts(path: Path) -> Parts:

@@ -30,6 +30,19 @@ def examples_in(inputs: Inputs) -> int:
     return lengths.pop()
 
 
+def check_targets(inputs: Inputs, targets: Tensor) -> None:
+    """Refuse targets that are not one per example.
+
+    Raises:
+        InputError: their number is another.
+    """
+    if not targets.dim() or examples_in(inputs) != len(targets):
+        raise InputError(
+            f"expected one target for each of {examples_in(inputs)} examples, found targets {tuple(targets.shape)}: "
+            "give targets of the same length"
+        )
+
+
 def batches(inputs: Inputs, size: int) -> Iterator[tuple[slice, Call]]:
     """Yield (rows, arguments) with at most `size` examples each.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from onebasin.calling import Inputs
 from onebasin.errors import InputError
-from onebasin.predict.batches import batches, examples_in
+from onebasin.predict.batches import batches, check_targets
 from onebasin.predict.forward import BATCH, Bound
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
@@ -61,11 +61,7 @@ def losses(
         InputError: targets do not fit the inputs or the outputs, or the loss is not a finite number.
     """
     targets = torch.as_tensor(targets)
-    if not targets.dim() or examples_in(inputs) != len(targets):
-        raise InputError(
-            f"expected one target for each of {examples_in(inputs)} examples, found targets {tuple(targets.shape)}: "
-            "give targets of the same length"
-        )
+    check_targets(inputs, targets)
     bound = Bound(model, state)
     parts = [score(bound(call), targets[rows], loss) for rows, call in batches(inputs, batch)]
     count = sum(part.examples for part in parts)
@@ -115,13 +111,21 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
             f"{tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}: put the classes on axis 1, "
             'or choose loss="mse" or a function of your own'
         )
-    classes = outputs.shape[1]
+    check_class_numbers(targets, outputs.shape[1])
+    return F.cross_entropy(outputs, targets.long(), reduction="none")
+
+
+def check_class_numbers(targets: Tensor, classes: int) -> None:
+    """Refuse class numbers outside 0 ... classes - 1, which would index past the outputs.
+
+    Raises:
+        InputError: there are such numbers.
+    """
     if not bool(((targets >= 0) & (targets < classes)).all()):
         raise InputError(
             f"expected class numbers from 0 to {classes - 1}, found {int(targets.min())} to {int(targets.max())}: "
             "number the classes from 0"
         )
-    return F.cross_entropy(outputs, targets.long(), reduction="none")
 
 
 def _squared(outputs: Tensor, targets: Tensor) -> Tensor:

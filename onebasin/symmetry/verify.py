@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from onebasin.calling import Inputs, call_arguments, evaluation_mode
+from onebasin.calling import Inputs, call_arguments, evaluation_mode, global_seed
 from onebasin.errors import SymmetryError
 from onebasin.state import State, state_of
 from onebasin.symmetry.element import Element
@@ -238,8 +238,7 @@ def _relative_error(before: Tensor, after: Tensor) -> float:
 def _same_conditions() -> Iterator[None]:
     """Float64 by default, and the same random numbers at every evaluation; the user's settings come back afterwards."""
     dtype = torch.get_default_dtype()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with global_seed(0):
         torch.set_default_dtype(torch.float64)
         try:
             yield

@@ -16,8 +16,8 @@ from torch import Tensor
 from onebasin.align.crowd.consensus import Progress
 from onebasin.align.crowd.frame import Frame
 from onebasin.errors import InputError, StorageError
-from onebasin.population.durable import make_folder, publish
-from onebasin.population.tensor_file import read_header
+from onebasin.population.durable import make_folder
+from onebasin.population.tensor_file import read_header, write_tensors
 from onebasin.state import State
 
 _SECONDS = 20.0  # between two entries: what a killed run may lose
@@ -75,18 +75,16 @@ class Journal:
         """Write an entry if the last one is old enough."""
         if self.path is None or not (now or time.monotonic() - self._last > _SECONDS):
             return
-        from safetensors.torch import save
-
         elements = self.frame.elements
         tensors = {
-            **{f"total/{name}": value.contiguous() for name, value in at.total.items()},
-            **{f"order/{name}": value.contiguous() for name, value in elements.orders.items()},
-            **{f"factor/{name}": value.contiguous() for name, value in elements.factors.items()},
+            **{f"total/{name}": value for name, value in at.total.items()},
+            **{f"order/{name}": value for name, value in elements.orders.items()},
+            **{f"factor/{name}": value for name, value in elements.factors.items()},
         }
         facts = {name: value for name, value in vars(at).items() if name != "total"}
         text = json.dumps({"key": self.key, "progress": facts, "names": list(at.total), "sum": _checksum(tensors)})
         make_folder(self.path.parent)
-        publish(self.path, lambda file: file.write(save(tensors, {"onebasin": text})), replace=True)
+        write_tensors(self.path, tensors, {"onebasin": text})
         self._last = time.monotonic()
 
     def close(self) -> None:

@@ -150,13 +150,6 @@ def _check_classes(outputs: Tensor, targets: Tensor) -> None:
         )
 
 
-def check_class_numbers(targets: Tensor, classes: int) -> None:
-    """Refuse class numbers outside 0 ... classes - 1, which would index past the outputs."""
-    low, high = int(targets.min()), int(targets.max())
-    if low < 0 or high >= classes:
-        raise InputError(f"expected class numbers from 0 to {classes - 1}, found {low} to {high}: number from 0")
-
-
 def check_shares(targets: Tensor) -> None:
     """Refuse bernoulli targets outside of 0 ... 1."""
     low, high = float(targets.min()), float(targets.max())

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten
 
-from onebasin.calling import Inputs, call_arguments
+from onebasin.calling import Inputs, call_arguments, global_seed
 from onebasin.errors import InputError
 from onebasin.inference.density.layout import Layout, is_frozen
 from onebasin.inference.density.likelihood import (
@@ -20,15 +20,14 @@ from onebasin.inference.density.likelihood import (
     Noise,
     bernoulli,
     categorical,
-    check_class_numbers,
     check_shares,
     choose,
 )
 from onebasin.inference.density.prior import Prior, Scale
-from onebasin.inference.density.randomness import global_seed
-from onebasin.inference.density.target import PIECE, Target
-from onebasin.predict.batches import batches, examples_in, moved
+from onebasin.inference.density.target import PIECE, OneNetwork, Outputs, Target
+from onebasin.predict.batches import batches, check_targets, moved
 from onebasin.predict.forward import Bound, one_tensor
+from onebasin.predict.losses import check_class_numbers
 from onebasin.state import State, state_of
 
 Data = tuple[Inputs, Tensor] | None
@@ -118,13 +117,30 @@ def target_of(model: nn.Module, data: Data, **options: Unpack[Density]) -> Targe
             "wrapper module"
         )
     called = Called(model, layout)
+    return Target(
+        layout,
+        prior,
+        judged(called, likelihood),
+        leaves,
+        structure,
+        len(targets),
+        rest,
+        compile_,
+        piece,
+        called,
+        likelihood,
+    )
+
+
+def judged(called: Outputs, likelihood: LogLikelihood) -> OneNetwork:
+    """The log likelihoods of one network, from its outputs."""
 
     def one(sampled: Mapping[str, Tensor], own: State, given: Any, training: bool) -> tuple[Tensor, State]:
         arguments, goal = given
         outputs, after = called(sampled, own, arguments, training)
         return likelihood(outputs, goal), after
 
-    return Target(layout, prior, one, leaves, structure, len(targets), rest, compile_, piece, called, likelihood)
+    return one
 
 
 def _checked(model: nn.Module, layout: Layout, data: tuple[Inputs, Tensor]) -> tuple[Any, Tensor]:
@@ -132,11 +148,7 @@ def _checked(model: nn.Module, layout: Layout, data: tuple[Inputs, Tensor]) -> t
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise InputError(f"expected data as a pair (inputs, targets), found {type(data).__name__}: give (x, y)")
     inputs, targets = data[0], torch.as_tensor(data[1])
-    if not targets.dim() or examples_in(inputs) != len(targets):
-        raise InputError(
-            f"expected one target for each of {examples_in(inputs)} examples, found targets {tuple(targets.shape)}: "
-            "give targets of the same length"
-        )
+    check_targets(inputs, targets)
     call = moved(call_arguments(inputs), layout.device, layout.dtype)
     for leaf in [*tree_flatten(call)[0], targets]:
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):

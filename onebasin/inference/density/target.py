@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.utils._pytree import tree_unflatten
 
+from onebasin.calling import global_seed
 from onebasin.errors import InputError
 from onebasin.inference.density.compiling import Function, compiled
 from onebasin.inference.density.layout import Layout
 from onebasin.inference.density.likelihood import LogLikelihood
 from onebasin.inference.density.prior import Prior
-from onebasin.inference.density.randomness import global_seed
 from onebasin.inference.seeds import derived
 from onebasin.predict.batches import batches
 from onebasin.state import State
@@ -52,6 +52,11 @@ class Evaluation(NamedTuple):
     def potential(self) -> Tensor:
         """U, float64 (chains,)."""
         return -(self.log_likelihood + self.log_prior)
+
+    @property
+    def finite(self) -> Tensor:
+        """Whether potential and gradient are numbers, (chains,)."""
+        return torch.isfinite(self.gradient).all(1) & torch.isfinite(self.potential)
 
 
 # What is known of a single network, without a chain axis: (sampled weights, rest, data, training mode) -> log
@@ -149,6 +154,10 @@ class Target:
             if self.examples <= self.piece:
                 return self._pass(position, rest, self.leaves, Mode(False, True, training, 1.0), seed)
             return self._pieces(position, rest, training, seed)
+
+    def log_density(self, position: Tensor, rest: State) -> Tensor:
+        """Log likelihood of the whole data + log prior, in evaluation mode, float64 (chains,)."""
+        return -self(position, rest).potential
 
     def _pieces(self, position: Tensor, rest: State, training: bool, seed: int) -> Evaluation:
         """The whole data, piece by piece; gradients and log likelihoods add up."""

@@ -8,9 +8,8 @@ dropout at training time drops others for each.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Unpack, cast
+from typing import NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from torch.utils._pytree import tree_unflatten
 from onebasin.calling import Call
 from onebasin.errors import InputError
 from onebasin.inference.density.layout import Layout
+from onebasin.inference.density.network import judged
 from onebasin.inference.density.target import Outputs, Target
 from onebasin.inference.kernel import Info, Moment, Networks, Plan, Stage
 from onebasin.inference.methods.ensemble import TrainingOptions, count, training_stage
@@ -76,7 +76,7 @@ class Dropout:
         """Each network with one set of masks."""
         factors = torch.stack([self.factors(stream) for stream in streams.each("draw")])
         position = state.position * factors.to(state.position)
-        return Networks(position, state.rest, -self.target(position, state.rest).potential)
+        return Networks(position, state.rest, self.target.log_density(position, state.rest))
 
     def factors(self, stream: torch.Generator) -> Tensor:
         """What one draw multiplies each weight by (D,), float64."""
@@ -140,13 +140,7 @@ def dropping(target: Target, outputs: Outputs, places: list[Place]) -> Target:
     assert likelihood is not None  # there are outputs
     for place in places:
         called.model.get_submodule(place.layer).register_forward_pre_hook(training_hook(place))
-
-    def one(sampled: Mapping[str, Tensor], own: State, given: Any, training: bool) -> tuple[Tensor, State]:
-        arguments, goal = given
-        found, after = called(sampled, own, arguments, training)
-        return likelihood(found, goal), after
-
-    return replace(target, one=one, outputs=called, _made={})
+    return replace(target, one=judged(called, likelihood), outputs=called, _made={})
 
 
 def _few(target: Target) -> Call:

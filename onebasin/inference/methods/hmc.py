@@ -129,7 +129,7 @@ class HMC:
         after = leapfrog(self.target, state.rest, before, step, self._steps(streams), state.inverse_mass)
         change = energy_change(before, after, state.inverse_mass) / self.temperature
         change = torch.where(change.isnan(), torch.inf, change)  # where there is no density, it is zero
-        sound = torch.isfinite(change) & torch.isfinite(after.found.gradient).all(1)
+        sound = torch.isfinite(change) & after.found.finite
         chance = torch.where(sound, (-change).exp().clamp(max=1.0), 0.0)
         accepted = streams.uniform("accept").to(chance.device) < chance
         energy = before.found.potential + kinetic(before.momentum, state.inverse_mass)

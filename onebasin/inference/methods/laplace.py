@@ -23,7 +23,7 @@ from onebasin.inference.methods.ensemble import TrainingOptions, count, training
 from onebasin.inference.seeds import Streams
 from onebasin.posterior.diagonal import Diagonal
 from onebasin.posterior.full import Full
-from onebasin.posterior.gaussian import Gaussian, Shape
+from onebasin.posterior.gaussian import Gaussian, Shape, one_of_each
 from onebasin.posterior.kronecker import Kronecker
 from onebasin.posterior.partial import Partial
 from onebasin.state import State
@@ -164,9 +164,8 @@ class Laplace:
 
     def draw(self, state: Fitted, streams: Streams) -> Networks:
         """One network from each Gaussian."""
-        pairs = zip(self.components(state), streams.each("draw"), strict=True)
-        position = torch.cat([gaussian.draw_flat(1, stream) for gaussian, stream in pairs])
-        return Networks(position, state.rest, -self.target(position, state.rest).potential)
+        position = one_of_each(self.components(state), streams.each("draw"))
+        return Networks(position, state.rest, self.target.log_density(position, state.rest))
 
     def _network(self, start: Networks, chain: int) -> Seen | None:
         target = self.target

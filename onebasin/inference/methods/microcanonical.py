@@ -132,7 +132,7 @@ class Microcanonical:
         direction, second = kick(direction, found.gradient, step / 2)
         error = first + second + found.potential - state.potential
         weights = state.position.shape[1]
-        sound = torch.isfinite(error) & (error.abs() < _DIVERGENT * weights) & torch.isfinite(found.gradient).all(1)
+        sound = (error.abs() < _DIVERGENT * weights) & found.finite
         moved = self._turned(_moved(state, position, direction, found, sound), streams)
         info = {
             "potential": moved.potential,

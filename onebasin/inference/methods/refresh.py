@@ -11,7 +11,7 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_unflatten
 
-from onebasin.inference.density.randomness import global_seed
+from onebasin.calling import global_seed
 from onebasin.inference.density.target import Target
 from onebasin.predict.batches import batches
 from onebasin.state import State

@@ -33,8 +33,6 @@ from onebasin.state import State
 
 _REGROWTH = 1.2  # per step, until a step size that was halved after a divergence is what it was
 _LEAST = 1e-3  # share of the step size that no series of divergences goes below, or a chain would stand still for good
-
-
 _CALM, _WILD = 1e2, 1e6  # mean squared momentum of a chain that may be gone back to, and of one that has diverged
 
 
@@ -115,7 +113,7 @@ class SGMCMC:
         """Kick, drift, noise, drift. A chain that diverges goes back, forgets its momentum and takes smaller steps."""
         rate, temperature = self.conditions(moment)
         found = self.target(state.position, state.rest, self.minibatches.rows(moment.step, streams))
-        sound = torch.isfinite(found.gradient).all(1) & torch.isfinite(found.log_likelihood) & _below(state, _WILD)
+        sound = found.finite & _below(state, _WILD)
         kept = sound[:, None]
         shrink = torch.where(sound, (state.shrink * _REGROWTH).clamp(max=1.0), (state.shrink * 0.5).clamp(min=_LEAST))
         size = math.sqrt(rate / max(1, self.target.examples)) * shrink[:, None]
@@ -142,12 +140,12 @@ class SGMCMC:
 
     def draw(self, state: Moving, streams: Streams) -> Networks:
         """Where the chains are, or were last before they left the support or all bounds, with the log density there."""
-        density = -self.target(state.position, state.rest).potential
+        density = self.target.log_density(state.position, state.rest)
         sound = torch.isfinite(density) & _below(state, _CALM)
         if bool(sound.all()):
             return Networks(state.position, state.rest, density)
         position = torch.where(sound[:, None], state.position, state.safe)
-        return Networks(position, state.rest, -self.target(position, state.rest).potential)
+        return Networks(position, state.rest, self.target.log_density(position, state.rest))
 
 
 def _below(state: Moving, limit: float) -> Tensor:

@@ -25,6 +25,7 @@ from onebasin.inference.methods.refresh import refreshed
 from onebasin.inference.methods.training import Optimiser, Trained, Training
 from onebasin.inference.seeds import Streams, derived
 from onebasin.posterior import Gaussian, LowRank
+from onebasin.posterior.gaussian import one_of_each
 from onebasin.state import State
 
 
@@ -133,14 +134,13 @@ class SWAG:
 
     def draw(self, state: Collected, streams: Streams) -> Networks:
         """One network from each Gaussian."""
-        pairs = zip(self.components(state), streams.each("draw"), strict=True)
-        position = torch.cat([gaussian.draw_flat(1, stream) for gaussian, stream in pairs])
+        position = one_of_each(self.components(state), streams.each("draw"))
         return self._finished(position, state.rest, derived(streams.seed, "refresh", streams.chains[0], streams.block))
 
     def _finished(self, position: Tensor, rest: State, seed: int = 0) -> Networks:
         target = self.walk.target
         own = refreshed(target, position, rest, seed=seed)
-        return Networks(position, own, -target(position, own).potential)
+        return Networks(position, own, target.log_density(position, own))
 
 
 def build(target: Target, **options: Unpack[Options]) -> Plan:

@@ -78,17 +78,27 @@ class Optimiser:
         done = moment.step % length if self.schedule == "cyclical" else min(moment.step, length)
         return 0.5 * self.rate * (1 + math.cos(math.pi * done / length))
 
-    def update(
-        self, state: Trained, gradient: Tensor, moment: Moment, scale: float = 1.0
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """New weights and moments from the gradient of the mean loss (chains, D); new tensors, the old ones stay.
+    def update(self, state: Trained, gradient: Tensor, moment: Moment, scale: float = 1.0) -> tuple[Trained, Tensor]:
+        """New weights and moments; a chain whose gradient is not finite stays where it is, without momentum.
 
         Args:
-            state: weights and moments.
-            gradient: a multiple of the gradient.
+            state: weights and moments, which are not changed.
+            gradient: a multiple of the gradient of the mean loss (chains, D).
             moment: when.
-            scale: what makes the gradient of the mean loss of it.
+            scale: what makes the gradient of it.
+
+        Returns:
+            The new state, and which chains have moved (chains,).
         """
+        position, first, second = self._stepped(state, gradient, moment, scale)
+        good = torch.isfinite(gradient.sum(dim=1))  # one entry that is not spoils the sum
+        if not bool(good.all()):
+            keep = good[:, None]
+            position = torch.where(keep, position, state.position)
+            first, second = torch.where(keep, first, 0), torch.where(keep, second, state.second)
+        return Trained(position, state.rest, first, second), good
+
+    def _stepped(self, state: Trained, gradient: Tensor, moment: Moment, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         rate = self.rate_at(moment)
         if self.name == "sgd":
             first = self.momentum * state.first + scale * gradient
@@ -144,20 +154,14 @@ class Training:
         return Trained(start.position, start.rest, torch.zeros_like(start.position), second)
 
     def step(self, state: Trained, moment: Moment, streams: Streams) -> tuple[Trained, Info]:
-        """One step on U / N. A chain whose gradient is not finite stays where it is."""
+        """One step on U / N."""
         rows = self.minibatches.rows(moment.step, streams)
         seed = derived(streams.seed, "forward", streams.chains[0], moment.step)
         found = self.target(state.position, state.rest, rows, training=True, seed=seed)
         scale = 1 / max(1, self.target.examples)
-        position, first, second = self.optimiser.update(state, found.gradient, moment, scale)
-        good = torch.isfinite(found.gradient.sum(dim=1))  # one entry that is not spoils the sum
-        if not bool(good.all()):
-            keep = good[:, None]
-            position = torch.where(keep, position, state.position)
-            first, second = torch.where(keep, first, 0), torch.where(keep, second, state.second)
-        return Trained(position, found.rest, first, second), {"loss": found.potential * scale, "divergent": ~good}
+        after, good = self.optimiser.update(state, found.gradient, moment, scale)
+        return after._replace(rest=found.rest), {"loss": found.potential * scale, "divergent": ~good}
 
     def draw(self, state: Trained, streams: Streams) -> Networks:
         """The weights as they are, with the log density in evaluation mode."""
-        density = -self.target(state.position, state.rest).potential
-        return Networks(state.position, state.rest, density)
+        return Networks(state.position, state.rest, self.target.log_density(state.position, state.rest))

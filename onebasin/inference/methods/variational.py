@@ -31,6 +31,7 @@ from onebasin.inference.methods.ensemble import count
 from onebasin.inference.methods.training import Optimiser, Trained
 from onebasin.inference.seeds import Streams, derived
 from onebasin.posterior import Diagonal, Gaussian
+from onebasin.posterior.gaussian import one_of_each
 from onebasin.state import State
 
 _LEAST = 1e-5  # of a standard deviation: log std stays finite where the data leave no spread
@@ -108,23 +109,18 @@ class Variational:
         return Fit(mean, torch.full_like(mean, math.log(self.init_std)), start.rest, none, none)
 
     def step(self, state: Fit, moment: Moment, streams: Streams) -> tuple[Fit, Info]:
-        """One step on the loss. A chain whose gradient is not finite stays where it is."""
+        """One step on the loss."""
         like = state.mean[:, None].expand(-1, self.samples, -1)
         noise = streams.gaussian("weights", like)
         seed = derived(streams.seed, "forward", streams.chains[0], moment.step)
         slope, found = self.gradient(state, noise, self.minibatches.rows(moment.step, streams), seed)
         before = Trained(torch.cat([state.mean, state.log_std], 1), state.rest, state.first, state.second)
-        position, first, second = self.optimiser.update(before, slope, moment)
-        good = torch.isfinite(slope).all(1)
-        if not bool(good.all()):
-            keep = good[:, None]
-            position = torch.where(keep, position, before.position)
-            first, second = torch.where(keep, first, 0), torch.where(keep, second, state.second)
-        mean, log_std = position.chunk(2, dim=1)
+        moved, good = self.optimiser.update(before, slope, moment)
+        mean, log_std = moved.position.chunk(2, dim=1)
         kl = self.divergence(state)
         likelihood = found.log_likelihood.reshape(len(mean), self.samples).mean(1)
         loss = (self.kl_weight * kl - likelihood) / max(1, self.target.examples)
-        after = Fit(mean, log_std.clamp(min=math.log(_LEAST)), self._rest(found.rest), first, second)
+        after = Fit(mean, log_std.clamp(min=math.log(_LEAST)), self._rest(found.rest), moved.first, moved.second)
         return after, {"loss": loss, "kl": kl, "divergent": ~good}
 
     def gradient(self, state: Fit, noise: Tensor, rows: Tensor | None, seed: int = 0) -> tuple[Tensor, Evaluation]:
@@ -160,9 +156,8 @@ class Variational:
 
     def draw(self, state: Fit, streams: Streams) -> Networks:
         """One network from each Gaussian."""
-        pairs = zip(self.components(state), streams.each("draw"), strict=True)
-        position = torch.cat([gaussian.draw_flat(1, stream) for gaussian, stream in pairs])
-        return Networks(position, state.rest, -self.target(position, state.rest).potential)
+        position = one_of_each(self.components(state), streams.each("draw"))
+        return Networks(position, state.rest, self.target.log_density(position, state.rest))
 
     def _rest(self, rest: State) -> State:
         """One rest per chain: the average over its samples, of integers the first."""

@@ -12,7 +12,6 @@ from typing import Any, get_type_hints
 
 from torch import Tensor
 
-from onebasin.population.durable import publish
 from onebasin.population.tensor_file import map_tensors, read_header
 from onebasin.state import State
 
@@ -48,14 +47,6 @@ def rebuilt(kind: Any, tensors: Mapping[str, Tensor], path: str = "") -> Any:
 def state_type(kernel: Any) -> Any:
     """The type of a kernel's State: what its `init` returns."""
     return get_type_hints(type(kernel).init)["return"]
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
-    """Replace a file by one with these tensors and texts; a reader sees the old one or the new one."""
-    from safetensors.torch import save
-
-    content = save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}, dict(facts))
-    publish(path, lambda file: file.write(content), replace=True)
 
 
 def read_tensors(path: Path) -> tuple[State, Mapping[str, str]]:

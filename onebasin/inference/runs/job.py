@@ -103,7 +103,7 @@ class Job:
 
     def plan(self, target: Target) -> Plan:
         """What the method does."""
-        plan: Plan = _module(self.method).build(target, **self.options)
+        plan: Plan = module_of(self.method).build(target, **self.options)
         return plan
 
     def units(self, chunk: int | None = None) -> list[Unit]:
@@ -144,7 +144,8 @@ class Job:
         return [*kept, *hidden, *unreset(self.model)]
 
 
-def _module(method: str) -> Any:
+def module_of(method: str) -> Any:
+    """The file of a method, with its `Options` and `build`."""
     return importlib.import_module(f"onebasin.inference.methods.{METHODS[method]}")
 
 
@@ -158,7 +159,7 @@ def job_of(
         raise InputError(f"expected modes to be a whole number from 1 on, found {modes!r}: give modes=1 for one run")
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise InputError(f"expected a whole number as seed, found {seed!r}: give one such as 0")
-    own = _module(method).Options.__annotations__
+    own = module_of(method).Options.__annotations__
     refuse_unknown(options, {*Density.__annotations__, *Execution.__annotations__, *own}, f"method {method}")
     for option, value in options.items():
         check_kind(method, option, value)
@@ -196,7 +197,7 @@ def job_of(
 
 def check_kind(method: str, name: str, value: object) -> None:
     """Refuse a value of the wrong kind for an option, such as a word where a number is needed."""
-    groups = (_module(method).Options, Density, Execution)
+    groups = (module_of(method).Options, Density, Execution)
     hints = {key: hint for group in groups for key, hint in get_type_hints(group).items()}
     if name not in hints or type(value) not in _KINDS:
         return

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from onebasin.inference.kernel import Kernel
-from onebasin.inference.runs.checkpoint import leaves, read_tensors, rebuilt, state_type, write_tensors
+from onebasin.inference.runs.checkpoint import leaves, read_tensors, rebuilt, state_type
 from onebasin.inference.runs.units import Unit
 from onebasin.population.shard import Block, read_shard, shard_name
+from onebasin.population.tensor_file import write_tensors
 from onebasin.population.writer import PopulationWriter
 from onebasin.state import Spec, State
 

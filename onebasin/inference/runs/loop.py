@@ -35,6 +35,7 @@ class Progress:
         stage: what is being done.
         draws: draws of each chain that are safely kept.
         chains: chains of the unit.
+        divergences: of these chains so far, since the process has begun.
         info: the latest Info, averaged over chains and the last block.
     """
 
@@ -43,6 +44,7 @@ class Progress:
     stage: str
     draws: int
     chains: int
+    divergences: int
     info: Mapping[str, float]
 
 
@@ -64,6 +66,8 @@ class UnitRun:
     tell: Tell | None = None
     heed: Callable[[], None] | None = None
     _written: float = field(default_factory=time.monotonic)
+    _finished: int = 0  # draws that are kept, and divergences so far: for those who watch
+    _divergences: int = 0
 
     def __call__(self, unit: Unit, start: Callable[[], Networks], journal: Journal) -> Place:
         """Run until all draws are made; returns the last place."""
@@ -109,11 +113,12 @@ class UnitRun:
                 if pending.due():
                     pending.flush()
                     self._checkpoint(unit, place, journal)
-                self._report(unit, place, infos[-BLOCK:], pending.finished)
+                self._finished = pending.finished
         finally:
             pending.flush()
         journal.remember(unit, place)
-        self._report(unit, place, [], pending.finished)
+        self._finished = pending.finished
+        self._report(unit, place, [])
         return place
 
     def _fit_info(self, place: Place) -> list[Info]:
@@ -144,16 +149,18 @@ class UnitRun:
     def _streams(self, unit: Unit, stage: int, block: str) -> Streams:
         return Streams(self.seed, unit.window, f"{self.plan.stages[stage].name} {stage} {block}")
 
-    def _report(self, unit: Unit, place: Place, infos: list[Info], finished: int = 0) -> None:
+    def _report(self, unit: Unit, place: Place, infos: list[Info]) -> None:
         if self.tell is None:
             return
+        self._divergences += sum(int(one["divergent"][unit.rows].sum()) for one in infos if "divergent" in one)
         done, total = work_done(self.plan, place), work(self.plan)
         names = infos[0] if infos else {}
         means = {name: float(torch.stack([one[name].double() for one in infos]).mean()) for name in names}
         stage = self.plan.stages[place.stage]
         last = place.stage + 1 == len(self.plan.stages)
         doing = "drawing" if last and place.step >= stage.steps else stage.name
-        self.tell(unit, Progress(done, total, doing, finished, len(unit.keep), means))
+        kept, chains = self._finished, len(unit.keep)
+        self.tell(unit, Progress(done, total, doing, kept, chains, self._divergences, means))
 
 
 def work(plan: Plan) -> int:

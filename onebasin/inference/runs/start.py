@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from onebasin.calling import global_seed
 from onebasin.errors import InputError
 from onebasin.inference.density.layout import Layout, is_frozen, widened
-from onebasin.inference.density.randomness import global_seed
 from onebasin.inference.density.target import Evaluation
 from onebasin.inference.kernel import Networks
 from onebasin.inference.seeds import derived, generator
@@ -52,7 +52,7 @@ def networks_at(model: nn.Module, layout: Layout, start: Given, chains: Sequence
 
 def refuse_wild(found: Evaluation, chains: Sequence[int]) -> None:
     """Refuse starts where density or gradient is not finite: no sampler finds a way out of there."""
-    bad = ~(torch.isfinite(found.potential) & torch.isfinite(found.gradient).all(1))
+    bad = ~found.finite
     if bool(bad.any()):
         raise InputError(
             "expected a finite log density at the start, found none at the start of chain "

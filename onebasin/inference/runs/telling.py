@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from onebasin.inference.runs.loop import Progress
+from onebasin.inference.runs.loop import Progress, Tell
 from onebasin.inference.runs.units import Unit
 
 Show = Callable[[int, int, str], None]  # (gradients done, gradients in all, a sentence)
@@ -30,7 +30,6 @@ class Teller:
     show: Show
     units: int
     latest: dict[str, Progress] = field(default_factory=dict)
-    divergences: float = 0.0
     began: float = field(default_factory=time.monotonic)
     first: dict[str, int] = field(default_factory=dict)
 
@@ -43,11 +42,15 @@ class Teller:
         done = sum(one.done for one in self.latest.values())
         fresh = sum((one.done - self.first[name]) * one.chains for name, one in self.latest.items())
         rate = fresh / max(1e-9, time.monotonic() - self.began)
-        self.divergences += round(progress.info.get("divergent", 0.0) * progress.chains)
         words = [progress.stage]
         if progress.draws:
             words.append(f"{sum(one.draws * one.chains for one in self.latest.values())} draws of {chains} chains")
         words += [text.format(progress.info[name]) for name, text in _SHOWN.items() if name in progress.info]
-        words.append(f"{self.divergences:.0f} divergences")
+        words.append(f"{sum(one.divergences for one in self.latest.values())} divergences")
         words.append(f"{rate:,.0f} gradients/s")
         self.show(done, progress.total * self.units, ", ".join(words))
+
+
+def teller(units: list[Unit], show: Show | None) -> Tell | None:
+    """What adds up the progress of units for `show`; None where nobody watches."""
+    return None if show is None else Teller(show, len(units))
