@@ -18,8 +18,9 @@ from onebasin.align.path.connect import barrier
 from onebasin.align.path.recalibrate import recalibrate
 from onebasin.align.path.repair import blend, repair, unit_statistics
 from onebasin.align.path.report import barrier_report
-from onebasin.align.path.temperature import COLDEST, HOTTEST, temperature
+from onebasin.align.path.temperature import temperature
 from onebasin.errors import InputError, SpecError
+from onebasin.metrics.tempering import COLDEST, HOTTEST
 from onebasin.predict import losses, outputs
 from onebasin.state import State, interpolate, state_of
 
@@ -507,7 +508,7 @@ def test_temperatures_at_the_limits() -> None:
     assert temperature(-F.one_hot(y, 3).double(), y) == HOTTEST  # always wrong: better say nothing
     assert temperature(torch.zeros(6, 3), y) == HOTTEST
     assert temperature(normal(2, 3, 5), torch.zeros(2, 5).long()) > 0  # pixels
-    with pytest.raises(InputError, match="give logits"):
+    with pytest.raises(InputError, match="at least two classes"):
         temperature(torch.zeros(6, 1), torch.zeros(6).long())
 
 

@@ -21,7 +21,8 @@ from onebasin.align.path.connect import (
     walk,
     with_test,
 )
-from onebasin.align.path.temperature import COLDEST, temperature
+from onebasin.align.path.temperature import temperature
+from onebasin.metrics.tempering import COLDEST
 from onebasin.options import refuse_unknown
 from onebasin.predict import Inputs, Score, score
 from onebasin.predict.forward import BATCH, wide_outputs

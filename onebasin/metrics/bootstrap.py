@@ -1,0 +1,208 @@
+"""How sure is a metric? Intervals from drawing the examples again, with replacement.
+
+The examples are what is random here. Networks stay as they are: an interval tells how a number would scatter on other
+test sets of the same size, not how it would scatter with another crowd.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import InputError
+
+Method = Literal["bca", "percentile"]
+METHODS = ("bca", "percentile")
+Counts = tuple[Tensor, ...]  # of each sample (draws, examples): how often an example was drawn
+Statistic = Callable[[Counts], Tensor]  # -> (draws, *shape)
+_BLOCK_VALUES = 1 << 18  # counts that are held at once: 2 MB, for larger blocks cost more in memory than they save
+_GROUPS = 200  # of examples that are left out in turn; the acceleration they give is exact to about 0.65 / 200
+
+
+class Interval(NamedTuple):
+    """A number and where it would lie on other examples; each float64, of the shape that the metric returns."""
+
+    value: Tensor
+    low: Tensor
+    high: Tensor
+
+
+def interval(
+    metric: Callable[..., Tensor],
+    *tensors: Tensor,
+    generator: torch.Generator,
+    draws: int = 1000,
+    level: float = 0.95,
+    axis: int | Sequence[int] = 0,
+    separately: bool = False,
+    method: Method = "bca",
+) -> Interval:
+    """A metric and its bootstrap interval.
+
+    "bca" (bias-corrected and accelerated, Efron 1987) takes quantiles of the draws that are moved for the bias and the
+    skewness of the metric. Shares near 1, likelihoods with rare large losses, and calibration errors, which every
+    draw makes larger, have both, and plain quantiles ("percentile") then miss on one side: of an ECE of 0.1 on 200
+    examples they missed the truth in 30 % of simulated test sets, "bca" in 13 %, where 5 % were promised (on 2,000
+    examples 5 % and 10 %). Neither reaches an error of exactly 0, for no draw does. Both have no width where no draw
+    differs: a test set without a single error knows nothing of errors.
+
+    A metric with an argument `weights`, as all of `onebasin.metrics` have, gets many draws at once as counts of
+    examples; any other one is called once per draw with the drawn examples.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> from onebasin.metrics.scores import accuracy
+    >>> p, targets = torch.tensor([[0.8, 0.2]]).expand(100, 2), (torch.arange(100) < 20).long()
+    >>> [round(float(number), 2) for number in interval(accuracy, p, targets, generator=generator)]
+    [0.8, 0.72, 0.87]
+
+    Args:
+        metric: (*tensors) -> a number or a tensor (*shape). Fix further arguments with `functools.partial`.
+        *tensors: what it takes.
+        generator: of the draws.
+        draws: how many times the examples are drawn; 1,000 give ends of 95 % intervals to a tenth of their width.
+        level: probability that the interval should cover.
+        axis: the axis of examples, one for all tensors or one for each.
+        separately: draw the examples of each tensor by itself, as for scores inside and outside; otherwise the same
+            examples are drawn from all.
+        method: "bca" or "percentile".
+
+    Raises:
+        InputError: tensors have different numbers of examples, or an option is none.
+    """
+    axes = [axis] * len(tensors) if isinstance(axis, int) else list(axis)
+    sizes = _sizes(tensors, axes, separately)
+    taken = inspect.signature(metric).parameters
+
+    def weighed(counts: Counts) -> Tensor:
+        found: Tensor = metric(*tensors, weights=counts if separately else counts[0])
+        return found
+
+    def drawn(counts: Counts) -> Tensor:
+        return torch.stack([_of_drawn(metric, tensors, axes, row) for row in zip(*counts, strict=True)])
+
+    device = tensors[0].device
+    statistic = weighed if "weights" in taken else drawn
+    value = torch.as_tensor(metric(*tensors)).detach().double()
+    return resampled(statistic, value, sizes, generator=generator, draws=draws, level=level, method=method, on=device)
+
+
+def resampled(
+    statistic: Statistic,
+    value: Tensor,
+    sizes: Sequence[int],
+    *,
+    generator: torch.Generator,
+    draws: int = 1000,
+    level: float = 0.95,
+    method: Method = "bca",
+    on: torch.device | None = None,
+) -> Interval:
+    """The interval of anything that can be computed from counts of examples; many numbers share the same draws.
+
+    >>> values = torch.arange(100.0).double()
+    >>> found = resampled(lambda counts: counts[0] @ values / 100, values.mean(), [100],
+    ...                   generator=torch.Generator().manual_seed(0))
+    >>> abs(float(found.low - (49.5 - 1.96 * values.std(correction=0) / 10))) < 0.7
+    True
+
+    Args:
+        statistic: counts, one (n, examples) for each sample, -> (n, *shape).
+        value: the numbers of the sample as it is (*shape).
+        sizes: examples in each sample.
+        generator: of the draws.
+        draws: how many.
+        level: probability that the interval should cover.
+        method: "bca" or "percentile".
+        on: the device of the counts.
+
+    Raises:
+        InputError: an option is none.
+    """
+    if draws < 2 or not 0 < level < 1 or method not in METHODS:
+        raise InputError(
+            f"expected at least 2 draws, a level between 0 and 1 and a method out of {', '.join(METHODS)}, found "
+            f"{draws}, {level} and {method!r}; leave them out for 1000, 0.95 and bca"
+        )
+    found = torch.cat([statistic(counts).detach().double() for counts in _drawn(sizes, draws, generator, on)])
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64, device=found.device)
+    shares = ends.reshape(2, *[1] * value.dim()).expand(2, *value.shape)
+    if method == "bca":
+        shares = _corrected(shares, found, value, _acceleration(statistic, sizes, on))
+    # Order statistics, not means of two: one of them may be infinite.
+    ordered = found.sort(0).values
+    places = (shares * (draws - 1)).round().long()
+    low, high = ordered.gather(0, places)
+    return Interval(value, low, high)
+
+
+def _drawn(sizes: Sequence[int], draws: int, generator: torch.Generator, on: torch.device | None) -> Iterator[Counts]:
+    """Counts of examples drawn with replacement, as many draws at a time as memory should hold."""
+    step = max(1, _BLOCK_VALUES // max(sizes))
+    for start in range(0, draws, step):
+        rows = min(step, draws - start)
+        yield tuple(_counts(size, rows, generator).to(on) for size in sizes)
+
+
+def _counts(size: int, rows: int, generator: torch.Generator) -> Tensor:
+    places = torch.randint(size, (rows, size), generator=generator, device=generator.device)
+    ones = torch.ones((), dtype=torch.float64, device=places.device).expand_as(places)
+    return torch.zeros(rows, size, dtype=torch.float64, device=places.device).scatter_add_(1, places, ones)
+
+
+def _corrected(shares: Tensor, found: Tensor, value: Tensor, acceleration: Tensor) -> Tensor:
+    """The shares of draws at which the ends lie: Phi(b + (b + z) / (1 - a (b + z))), b the bias and a acceleration."""
+    below = ((found < value).double().mean(0) + (found <= value).double().mean(0)) / 2
+    edge = 0.5 / len(found)  # what is seen in no draw may be as frequent as half of one
+    bias = torch.special.ndtri(below.clamp(edge, 1 - edge))
+    moved = bias + torch.special.ndtri(shares)
+    corrected: Tensor = torch.special.ndtr(bias + moved / (1 - acceleration * moved))
+    return corrected
+
+
+def _acceleration(statistic: Statistic, sizes: Sequence[int], on: torch.device | None) -> Tensor:
+    """sum_i l_i^3 / (6 (sum_i l_i^2)^1.5), l_i the influence of group i of examples; 0 where nothing has any."""
+    third = second = torch.zeros((), dtype=torch.float64, device=on)
+    for which, size in enumerate(sizes):
+        if size == 1:
+            continue  # without its only example there is no sample
+        groups = min(size, _GROUPS)
+        group = torch.arange(size, device=on) % groups
+        left = (group != torch.arange(groups, device=on)[:, None]).double()
+        rest = [torch.ones(groups, other, dtype=torch.float64, device=on) for other in sizes]
+        without = torch.cat([
+            statistic(tuple(rows[part] for rows in (*rest[:which], left, *rest[which + 1 :]))).double()
+            for part in torch.arange(groups, device=on).split(max(1, _BLOCK_VALUES // max(sizes)))
+        ])  # fmt: skip
+        influence = without.mean(0) - without
+        third, second = third + influence.pow(3).sum(0), second + influence.square().sum(0)
+    return (third / (6 * second.pow(1.5))).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def _of_drawn(metric: Callable[..., Tensor], tensors: Sequence[Tensor], axes: Sequence[int], row: Counts) -> Tensor:
+    """The metric of the examples that one row of counts stands for."""
+    chosen = [torch.repeat_interleave(torch.arange(len(own), device=own.device), own.long()) for own in row]
+    chosen = chosen if len(chosen) == len(tensors) else chosen * len(tensors)
+    parts = [tensor.index_select(axis, own) for tensor, axis, own in zip(tensors, axes, chosen, strict=True)]
+    return torch.as_tensor(metric(*parts)).detach().double()
+
+
+def _sizes(tensors: Sequence[Tensor], axes: Sequence[int], separately: bool) -> list[int]:
+    """Number of examples in each sample that is drawn by itself."""
+    if not tensors or len(axes) != len(tensors) or any(not tensor.numel() for tensor in tensors):
+        raise InputError(
+            f"expected tensors with examples and an axis for each, found shapes "
+            f"{[tuple(tensor.shape) for tensor in tensors]} and axes {list(axes)}; give what the metric takes"
+        )
+    sizes = [tensor.shape[axis] for tensor, axis in zip(tensors, axes, strict=True)]
+    if separately:
+        return sizes
+    if len(set(sizes)) > 1:
+        raise InputError(
+            f"expected tensors of the same examples, found {sizes} of them; say separately=True to draw from each by "
+            "itself, or name the axis of examples of each tensor"
+        )
+    return sizes[:1]

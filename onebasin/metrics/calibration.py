@@ -1,0 +1,182 @@
+"""Is a classifier as often right as it says? Calibration errors over bins of equal width and of equal mass.
+
+Probabilities are (examples, classes), targets class numbers (examples,). The confidence of an example is its largest
+probability; it is right if that class (the first one, of equal ones) is the target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import InputError
+from onebasin.metrics.probabilities import as_class_numbers, as_probabilities
+from onebasin.metrics.weighing import as_weights, at_most
+
+KINDS = ("class-wise", "top-label")
+
+
+@dataclass(frozen=True, eq=False)
+class Reliability:
+    """A reliability diagram as numbers.
+
+    Attributes:
+        edges: borders of the bins, float64 (bins + 1,), from 0 to 1; a bin holds its right border, not its left one.
+        count: examples in each bin, int64 (bins,).
+        confidence: their mean confidence, float64 (bins,), NaN in an empty bin.
+        accuracy: the share of them that is right, float64 (bins,), NaN in an empty bin.
+    """
+
+    edges: Tensor
+    count: Tensor
+    confidence: Tensor
+    accuracy: Tensor
+
+
+def ece(probabilities: Tensor, targets: Tensor, bins: int = 15, *, weights: Tensor | None = None) -> Tensor:
+    """Expected calibration error: sum_b n_b / n |accuracy_b - mean confidence_b| over bins of equal width.
+
+    Bins are ((b - 1) / B, b / B]: right-closed, so confidence 1 is in the last one. Borders are rounded to the dtype of
+    the probabilities: a float32 confidence of 0.2 lies on the border 3 / 15. The estimate is never below zero, and
+    so too large on average: a perfectly calibrated classifier has about 0.8 sum_b sqrt(n_b c_b (1 - c_b)) / n.
+
+    >>> p = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6], [0.0, 1.0]])
+    >>> ece(p, torch.tensor([0, 1, 0, 1]))  # (2 |0.5 - 0.8| + |0 - 0.6| + 0) / 4
+    tensor(0.3000, dtype=torch.float64)
+
+    Args:
+        probabilities: (examples, classes).
+        targets: (examples,).
+        bins: their number B.
+        weights: (..., examples), see `onebasin.metrics.weighing`.
+
+    Returns:
+        (...), a single number without weights, float64.
+
+    Raises:
+        InputError: these are no probabilities, targets do not fit them, or there is no bin.
+    """
+    confidence, right = _top(probabilities, targets)
+    place = _equal_width(probabilities, bins)
+    counted = as_weights(weights, len(right), right.device)
+    gaps = right.new_zeros(len(right), bins).scatter_(1, place[:, None], (confidence - right)[:, None])
+    return (counted @ gaps).abs().sum(-1) / counted.sum(-1)
+
+
+def reliability(probabilities: Tensor, targets: Tensor, bins: int = 15) -> Reliability:
+    """Count, confidence and accuracy in each of the bins of `ece`.
+
+    >>> found = reliability(torch.tensor([[0.8, 0.2], [0.7, 0.3], [0.4, 0.6]]), torch.tensor([0, 1, 1]), bins=5)
+    >>> found.count, found.accuracy
+    (tensor([0, 0, 1, 2, 0]), tensor([   nan,    nan, 1.0000, 0.5000,    nan], dtype=torch.float64))
+
+    Args:
+        probabilities: (examples, classes).
+        targets: (examples,).
+        bins: their number.
+
+    Raises:
+        InputError: these are no probabilities, targets do not fit them, or there is no bin.
+    """
+    confidence, right = _top(probabilities, targets)
+    place = _equal_width(probabilities, bins)
+    count = torch.bincount(place, minlength=bins)
+    sums = [torch.bincount(place, weights=values, minlength=bins) for values in (confidence, right)]
+    edges = torch.arange(bins + 1, dtype=torch.float64, device=count.device) / bins
+    return Reliability(edges, count, sums[0] / count, sums[1] / count)
+
+
+def ace(
+    probabilities: Tensor,
+    targets: Tensor,
+    bins: int = 15,
+    *,
+    kind: Literal["class-wise", "top-label"] = "class-wise",
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Adaptive calibration error, after Nixon et al. (2019): bins that hold equally many examples.
+
+    With R bins, "class-wise" takes the probability of every class k, whether it is the largest or not,
+
+        1 / (K R) sum_k sum_r |share of class k_r - mean probability_r|,
+
+    and "top-label" the confidence alone, 1 / R sum_r |accuracy_r - mean confidence_r|. The first is about 2 / K times
+    the second: most probabilities of K classes are near zero, and so are their errors.
+
+    Bin r holds the r-th of R equal parts of the examples in ascending order. Where n is no multiple of R, an example on
+    a border counts in both bins by its share; equal probabilities are interchangeable, and each gets the mean of their
+    outcomes. So the value depends neither on the order of examples nor on how a sort treats ties.
+
+    >>> p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+    >>> ace(p, torch.tensor([0, 0, 1, 0]), bins=2, kind="top-label")  # (|0.5 - 0.65| + |1 - 0.85|) / 2
+    tensor(0.1500, dtype=torch.float64)
+
+    Args:
+        probabilities: (examples, classes).
+        targets: (examples,).
+        bins: their number R.
+        kind: "class-wise" or "top-label".
+        weights: (..., examples), see `onebasin.metrics.weighing`.
+
+    Returns:
+        (...), a single number without weights, float64.
+
+    Raises:
+        InputError: these are no probabilities, targets do not fit them, there is no bin, or the kind is unknown.
+    """
+    _check_bins(bins)
+    if kind not in KINDS:
+        raise InputError(f"expected kind to be one of {', '.join(KINDS)}, found {kind!r}; leave it out for class-wise")
+    exact = as_probabilities(probabilities)
+    counted = as_weights(weights, len(exact), exact.device)
+    if kind == "top-label":
+        return _equal_mass(*_top(probabilities, targets), counted, bins)
+    numbers = as_class_numbers(targets, exact)
+    classes = exact.shape[1]
+    total = exact.new_zeros(counted.shape[:-1])
+    for own in range(classes):
+        total += _equal_mass(exact[:, own], (numbers == own).double(), counted, bins)
+    return total / classes
+
+
+def _top(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Confidence, and 1 where it is deserved, float64 (examples,)."""
+    exact = as_probabilities(probabilities)
+    confidence, label = exact.max(1)
+    return confidence, (label == as_class_numbers(targets, exact)).double()
+
+
+def _equal_width(probabilities: Tensor, bins: int) -> Tensor:
+    """The bin of each example's confidence, int64 (examples,)."""
+    _check_bins(bins)
+    confidence = probabilities.detach().amax(1)
+    borders = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
+    return torch.searchsorted(borders.to(confidence.dtype).double(), confidence.double())
+
+
+def _equal_mass(predicted: Tensor, outcome: Tensor, weights: Tensor, bins: int) -> Tensor:
+    """Mean over bins of |mean outcome - mean predicted|, for (examples,) and weights (..., examples).
+
+    In ascending order of `predicted` let W be the weight so far and G the weighted sum of gaps so far; G as a function
+    of W, straight between distinct values, gives the sum of any part by its two ends.
+    """
+    values = predicted.unique()
+    mass = at_most(predicted, weights, values)
+    gaps = at_most(predicted, weights * (outcome - predicted), values)
+    mass, gaps = (torch.nn.functional.pad(total, (1, 0)) for total in (mass, gaps))
+    parts = torch.arange(1, bins, dtype=torch.float64, device=mass.device) / bins
+    ends = (parts * mass[..., -1:]).contiguous()
+    after = torch.searchsorted(mass.contiguous(), ends).clamp(1, len(values))
+    left, right = mass.gather(-1, after - 1), mass.gather(-1, after)
+    low, high = gaps.gather(-1, after - 1), gaps.gather(-1, after)
+    inner = low + (ends - left) / (right - left) * (high - low)
+    sums = torch.cat([gaps[..., :1], inner, gaps[..., -1:]], dim=-1).diff(dim=-1)
+    return sums.abs().sum(-1) / mass[..., -1]
+
+
+def _check_bins(bins: int) -> None:
+    if bins < 1:
+        raise InputError(f"expected at least 1 bin, found {bins}; leave bins out for 15")

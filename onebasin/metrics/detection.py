@@ -1,0 +1,182 @@
+"""How well a score separates foreign examples from familiar ones: areas under curves, and one point of a curve.
+
+`inside` and `outside` are scores (examples,) of familiar and of foreign examples, higher = more foreign. Only their
+order matters. A threshold calls everything at or above it foreign (with positive="inside": everything at or below it
+familiar), so equal scores are always called the same.
+
+For bootstrap draws, `weights` is a pair (..., examples), one for `inside` and one for `outside`, see
+`onebasin.metrics.weighing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import InputError
+from onebasin.metrics.weighing import as_weights, at_most
+
+Positive = Literal["outside", "inside"]
+Weights = tuple[Tensor, Tensor]
+_WANTED = (19, 20)  # 95 % as whole numbers: 0.95 n is not exact in floating point
+
+
+def auroc(inside: Tensor, outside: Tensor, *, weights: Weights | None = None) -> Tensor:
+    """Area under the ROC curve: P(outside > inside) + 1/2 P(outside = inside) for one random score of each.
+
+    It is the same whichever of the two is called positive.
+
+    >>> auroc(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.3, 0.9]))  # 5 of 6 pairs, and half of a tie
+    tensor(0.9167, dtype=torch.float64)
+
+    Args:
+        inside: scores of familiar examples (n,).
+        outside: scores of foreign examples (m,).
+        weights: (..., n) and (..., m).
+
+    Returns:
+        (...), a single number without weights, float64.
+
+    Raises:
+        InputError: these are no scores, or weights do not fit them.
+    """
+    return _counted(inside, outside, weights).auroc()
+
+
+def aupr(inside: Tensor, outside: Tensor, *, positive: Positive = "outside", weights: Weights | None = None) -> Tensor:
+    """Area under the precision-recall curve as average precision, sum_t (recall_t - recall_t-1) precision_t.
+
+    Thresholds t are the distinct scores, from the most to the least typical of the positive kind. There is no
+    interpolation between them. It depends on the ratio of the two numbers of examples: a useless score has
+    the share of positive ones.
+
+    >>> inside, outside = torch.tensor([0.1, 0.4]), torch.tensor([0.3, 0.9])
+    >>> aupr(inside, outside), aupr(inside, outside, positive="inside")
+    (tensor(0.8333, dtype=torch.float64), tensor(0.8333, dtype=torch.float64))
+
+    Args:
+        inside: scores of familiar examples (n,).
+        outside: scores of foreign examples (m,).
+        positive: which kind is to be found: "outside" gives what is called AUPR-out, "inside" AUPR-in.
+        weights: (..., n) and (..., m).
+
+    Returns:
+        (...), a single number without weights, float64.
+
+    Raises:
+        InputError: these are no scores, weights do not fit them, or the kind is unknown.
+    """
+    return _counted(inside, outside, weights).aupr(positive)
+
+
+def fpr95(inside: Tensor, outside: Tensor, *, positive: Positive = "outside", weights: Weights | None = None) -> Tensor:
+    """Share of the negative examples that are called positive when at least 95 % of the positive ones are.
+
+    The threshold is the strictest one, among the distinct scores, that calls at least 95 % of the positive examples
+    positive; scores equal to it are called positive too. (Libraries that take the recall nearest to 95 % may stop below
+    it. In the literature on detection both orientations are called FPR95; "inside" is the older one.)
+
+    >>> inside, outside = torch.arange(100.0), torch.arange(50.0, 150.0)
+    >>> fpr95(inside, outside)  # 95 of 100 are at least 55, and so are 45 familiar ones
+    tensor(0.4500, dtype=torch.float64)
+
+    Args:
+        inside: scores of familiar examples (n,).
+        outside: scores of foreign examples (m,).
+        positive: which kind is to be found: "outside" or "inside".
+        weights: (..., n) and (..., m).
+
+    Returns:
+        (...), a single number without weights, float64.
+
+    Raises:
+        InputError: these are no scores, weights do not fit them, or the kind is unknown.
+    """
+    return _counted(inside, outside, weights).fpr95(positive)
+
+
+def separation(inside: Tensor, outside: Tensor, *, weights: Weights | None = None) -> dict[str, Tensor]:
+    """All of the above by name, from one sort: auroc, aupr_in, aupr_out, fpr95_in and fpr95_out.
+
+    >>> found = separation(torch.tensor([0.1, 0.2]), torch.tensor([0.3, 0.9]))
+    >>> {name: float(value) for name, value in found.items()}
+    {'auroc': 1.0, 'aupr_in': 1.0, 'aupr_out': 1.0, 'fpr95_in': 0.0, 'fpr95_out': 0.0}
+
+    Args:
+        inside: scores of familiar examples (n,).
+        outside: scores of foreign examples (m,).
+        weights: (..., n) and (..., m).
+
+    Returns:
+        Each (...), a single number without weights, float64; in and out say which kind is positive.
+
+    Raises:
+        InputError: these are no scores, or weights do not fit them.
+    """
+    found = _counted(inside, outside, weights)
+    return {
+        "auroc": found.auroc(),
+        "aupr_in": found.aupr("inside"),
+        "aupr_out": found.aupr("outside"),
+        "fpr95_in": found.fpr95("inside"),
+        "fpr95_out": found.fpr95("outside"),
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _Counts:
+    """How many scores of either kind are at most each distinct score, (..., 1 + distinct); the first is zero."""
+
+    inside: Tensor
+    outside: Tensor
+
+    def auroc(self) -> Tensor:
+        below = (self.inside[..., 1:] + self.inside[..., :-1]) / 2
+        return (self.outside.diff(dim=-1) * below).sum(-1) / (self.inside[..., -1] * self.outside[..., -1])
+
+    def aupr(self, positive: Positive) -> Tensor:
+        hits, misses = self.called(positive)
+        precision = hits[..., 1:] / (hits + misses)[..., 1:].clamp(min=torch.finfo(torch.float64).tiny)
+        return (hits.diff(dim=-1) * precision).sum(-1) / hits[..., -1]
+
+    def fpr95(self, positive: Positive) -> Tensor:
+        hits, misses = self.called(positive)
+        part, whole = _WANTED
+        enough = whole * hits >= part * hits[..., -1:]
+        return misses.masked_fill(~enough, torch.inf).amin(-1) / misses[..., -1]
+
+    def called(self, positive: Positive) -> tuple[Tensor, Tensor]:
+        """Positive and negative examples called positive, from the strictest threshold (none) to the laxest (all)."""
+        if positive == "inside":
+            return self.inside, self.outside
+        if positive == "outside":
+            return (self.outside[..., -1:] - self.outside).flip(-1), (self.inside[..., -1:] - self.inside).flip(-1)
+        raise InputError(f'expected positive to be "outside" or "inside", found {positive!r}; choose one of them')
+
+
+def _counted(inside: Tensor, outside: Tensor, weights: Weights | None) -> _Counts:
+    if weights is not None and (not isinstance(weights, tuple) or len(weights) != 2):
+        raise InputError(
+            "expected a pair of weights, for the scores inside and outside, found something else; draw the two kinds "
+            "separately"
+        )
+    familiar, foreign = _scores(inside, "inside"), _scores(outside, "outside").to(inside.device)
+    own, other = weights or (None, None)
+    values = torch.cat([familiar, foreign]).unique()
+    counts = [
+        torch.nn.functional.pad(at_most(scores, as_weights(count, len(scores), scores.device), values), (1, 0))
+        for scores, count in ((familiar, own), (foreign, other))
+    ]
+    return _Counts(counts[0], counts[1])
+
+
+def _scores(values: Tensor, which: str) -> Tensor:
+    if values.dim() != 1 or not len(values) or not values.is_floating_point() or bool(values.isnan().any()):
+        raise InputError(
+            f"expected {which} to be floating scores (examples,) without NaN, found {values.dtype} of shape "
+            f"{tuple(values.shape)} with {int(values.isnan().sum())} NaN; give one score per example"
+        )
+    return values.detach().double()

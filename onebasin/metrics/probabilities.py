@@ -1,0 +1,89 @@
+"""What the metrics of classifiers take: probabilities with classes on the last axis, and class numbers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import InputError
+
+PREDICTIVE, MEMBERS = "(examples, classes)", "(members, examples, classes)"
+_SUM_TOLERANCE, _SUM_TOLERANCE_HALF = 1e-3, 2e-2  # a row of rounded numbers does not sum to 1 exactly
+
+
+def as_probabilities(values: Tensor, shape: str = PREDICTIVE) -> Tensor:
+    """Return probabilities in float64, unchanged otherwise: rows that sum to 1 only roughly are not scaled.
+
+    >>> as_probabilities(torch.tensor([[0.25, 0.75]]))
+    tensor([[0.2500, 0.7500]], dtype=torch.float64)
+
+    Args:
+        values: probabilities, classes on the last axis.
+        shape: the axes that are expected, `PREDICTIVE` or `MEMBERS`.
+
+    Raises:
+        InputError: there are other axes, no entries, NaN or negative entries, or rows whose sum is off by more than
+            0.001 (0.02 in half precision).
+    """
+    axes = shape.count(",") + 1
+    if values.dim() != axes or not values.numel() or not values.is_floating_point():
+        raise InputError(
+            f"expected probabilities {shape} as a floating tensor, found {values.dtype} of shape "
+            f"{tuple(values.shape)}; average over members, or add an axis, as the metric needs it"
+        )
+    exact = values.detach().double()
+    tolerance = _SUM_TOLERANCE_HALF if values.dtype.itemsize < 4 else _SUM_TOLERANCE
+    gap = (exact.sum(-1) - 1).abs()
+    if not bool((exact >= 0).all()) or not bool((gap <= tolerance).all()):
+        missing, lowest = int(exact.isnan().sum()), float(exact.nan_to_num(nan=0.0).min())
+        raise InputError(
+            f"expected probabilities >= 0 that sum to 1 over the last axis, found {missing} NaN, the lowest at "
+            f"{lowest:g} and sums off by up to {float(gap.nan_to_num().max()):g}; give softmax(logits), not logits"
+        )
+    return exact
+
+
+def as_class_numbers(targets: Tensor, probabilities: Tensor) -> Tensor:
+    """Return targets as int64 (examples,).
+
+    >>> as_class_numbers(torch.tensor([1, 0], dtype=torch.uint8), torch.eye(2))
+    tensor([1, 0])
+
+    Args:
+        targets: class numbers of any integer type.
+        probabilities: what they are compared with (..., examples, classes).
+
+    Raises:
+        InputError: they are not whole numbers, not one per example, or name a class that does not exist.
+    """
+    examples, classes = probabilities.shape[-2:]
+    if targets.is_floating_point() or targets.dtype == torch.bool or tuple(targets.shape) != (examples,):
+        raise InputError(
+            f"expected class numbers ({examples},) of an integer type, found {targets.dtype} of shape "
+            f"{tuple(targets.shape)}; give one class number per example"
+        )
+    numbers = targets.detach().to(probabilities.device).long()
+    if not bool(((numbers >= 0) & (numbers < classes)).all()):
+        raise InputError(
+            f"expected class numbers from 0 to {classes - 1}, found {int(numbers.min())} to {int(numbers.max())}; "
+            "number the classes from 0"
+        )
+    return numbers
+
+
+def as_pair(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two average predictives (examples, classes) for the same examples.
+
+    >>> [one.shape for one in as_pair(torch.eye(2), torch.eye(2))]
+    [torch.Size([2, 2]), torch.Size([2, 2])]
+
+    Raises:
+        InputError: one of them is no predictive, or their shapes differ.
+    """
+    first, second = as_probabilities(p), as_probabilities(q).to(p.device)
+    if first.shape != second.shape:
+        raise InputError(
+            f"expected two predictives of the same examples and classes, found {tuple(first.shape)} and "
+            f"{tuple(second.shape)}; compute both on the same inputs"
+        )
+    return first, second

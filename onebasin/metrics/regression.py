@@ -1,0 +1,227 @@
+"""Crowds that predict numbers: each member a Gaussian, the crowd their mixture.
+
+Everywhere `means` are (members, examples, *shape), targets are (examples, *shape), and `noise` is the standard
+deviation of targets around a member's mean: one number, or a tensor that broadcasts to `means` (per member:
+(members, 1, ...)).
+The predictive is p(y) = 1/M sum_m N(y; mean_m, noise_m^2). `weights` (..., examples) counts examples more than once,
+as in `onebasin.metrics.weighing`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import InputError
+from onebasin.metrics.weighing import weighted_mean
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+_BLOCK_VALUES = 1 << 21  # members x entries whose densities are held at once: 16 MB in float64
+_STEPS = 200
+_CLOSE = 1e-15  # of the size of a quantile: about what rounding leaves
+
+
+def rmse(means: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
+    """Root of the mean squared error of the crowd's mean, over examples and the entries of `shape`.
+
+    >>> rmse(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), torch.tensor([2.0, 4.0]))
+    tensor(1.4142, dtype=torch.float64)
+
+    Args:
+        means: (members, examples, *shape).
+        targets: (examples, *shape).
+        weights: (..., examples).
+
+    Returns:
+        (...), a single number without weights, float64.
+
+    Raises:
+        InputError: shapes do not fit, or something is not finite.
+    """
+    mean, goal = _checked(means, targets)
+    error = (mean.mean(0) - goal).square()
+    return weighted_mean(error.reshape(len(error), -1).mean(1), weights).sqrt()
+
+
+def gaussian_nll(means: Tensor, targets: Tensor, noise: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
+    """Mean over examples of -log 1/M sum_m N(target; mean_m, noise_m^2), in nats; entries of an example are one event.
+
+    >>> gaussian_nll(torch.zeros(3, 2), torch.zeros(2), noise=1.0)
+    tensor(0.9189, dtype=torch.float64)
+
+    Args:
+        means: (members, examples, *shape).
+        targets: (examples, *shape).
+        noise: a number or a tensor that broadcasts to `means`, positive.
+        weights: (..., examples).
+
+    Returns:
+        (...), a single number without weights, float64.
+
+    Raises:
+        InputError: shapes do not fit, something is not finite, or noise is not positive.
+    """
+    return weighted_mean(-log_density(means, targets, noise), weights)
+
+
+def log_density(means: Tensor, targets: Tensor, noise: float | Tensor) -> Tensor:
+    """Log of 1/M sum_m N(target; mean_m, noise_m^2) for each example, float64 (examples,).
+
+    >>> log_density(torch.tensor([[0.0], [2.0]]), torch.tensor([1.0]), noise=1.0)
+    tensor([-1.4189], dtype=torch.float64)
+
+    Args:
+        means: (members, examples, *shape).
+        targets: (examples, *shape); the entries of an example are one event.
+        noise: a number or a tensor that broadcasts to `means`, positive.
+
+    Raises:
+        InputError: shapes do not fit, something is not finite, or noise is not positive.
+    """
+    mean, goal = _checked(means, targets)
+    std = _spread(noise, mean)
+    each = -0.5 * ((goal - mean) / std).square() - std.log() - _HALF_LOG_TWO_PI
+    return each.reshape(*each.shape[:2], -1).sum(2).logsumexp(0) - math.log(len(mean))
+
+
+def central_interval(means: Tensor, noise: float | Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Ends of the central interval of the mixture: its quantiles (1 - level) / 2 and (1 + level) / 2.
+
+    Entries of an example are looked at one by one.
+
+    >>> low, high = central_interval(torch.zeros(3, 1), 1.0, 0.95)
+    >>> low, high
+    (tensor([-1.9600], dtype=torch.float64), tensor([1.9600], dtype=torch.float64))
+
+    Args:
+        means: (members, examples, *shape).
+        noise: a number or a tensor that broadcasts to `means`, positive.
+        level: probability inside, above 0 and below 1.
+
+    Returns:
+        Two tensors float64 (examples, *shape).
+
+    Raises:
+        InputError: shapes do not fit, something is not finite, noise is not positive, or the level is no such number.
+    """
+    if not 0 < level < 1:
+        raise InputError(f"expected a level between 0 and 1, found {level}; 0.95 is usual")
+    mean, _ = _checked(means, None)
+    std = _spread(noise, mean)
+    members, shape = len(mean), mean.shape[1:]
+    flat, spread = mean.reshape(members, -1), std.reshape(members, -1)
+    ends = flat.new_empty(2, flat.shape[1])
+    step = max(1, _BLOCK_VALUES // members)
+    for start in range(0, flat.shape[1], step):
+        part = slice(start, start + step)
+        for row, share in enumerate(((1 - level) / 2, (1 + level) / 2)):
+            ends[row, part] = _quantile(flat[:, part], spread[:, part], share)
+    return ends[0].reshape(shape), ends[1].reshape(shape)
+
+
+def coverage(
+    means: Tensor, targets: Tensor, noise: float | Tensor, level: float = 0.95, *, weights: Tensor | None = None
+) -> Tensor:
+    """Share of the targets inside the central interval of the mixture; `level` of them if the crowd is calibrated.
+
+    >>> coverage(torch.zeros(3, 4), torch.tensor([0.0, 1.9, -1.9, 2.0]), noise=1.0)
+    tensor(0.7500, dtype=torch.float64)
+
+    Args:
+        means: (members, examples, *shape).
+        targets: (examples, *shape); entries count one by one.
+        noise: a number or a tensor that broadcasts to `means`, positive.
+        level: probability inside.
+        weights: (..., examples).
+
+    Returns:
+        (...), a single number without weights, float64.
+
+    Raises:
+        InputError: as for `central_interval`, or targets do not fit.
+    """
+    _, goal = _checked(means, targets)
+    low, high = central_interval(means, noise, level)
+    held = ((goal >= low) & (goal <= high)).double()
+    return weighted_mean(held.reshape(len(held), -1).mean(1), weights)
+
+
+def width(means: Tensor, noise: float | Tensor, level: float = 0.95, *, weights: Tensor | None = None) -> Tensor:
+    """Mean width of the central intervals of the mixture: of two crowds with the same coverage the sharper is better.
+
+    >>> width(torch.zeros(3, 4), 1.0)
+    tensor(3.9199, dtype=torch.float64)
+
+    Args:
+        means: (members, examples, *shape).
+        noise: a number or a tensor that broadcasts to `means`, positive.
+        level: probability inside.
+        weights: (..., examples).
+
+    Returns:
+        (...), a single number without weights, float64.
+
+    Raises:
+        InputError: as for `central_interval`.
+    """
+    low, high = central_interval(means, noise, level)
+    return weighted_mean((high - low).reshape(len(low), -1).mean(1), weights)
+
+
+def _quantile(mean: Tensor, std: Tensor, share: float) -> Tensor:
+    """The quantile of each mixture of columns (members, entries), by Newton's method inside a bracket.
+
+    The quantile of a mixture lies between the smallest and the largest one of its members.
+    """
+    own = mean + std * torch.special.ndtri(torch.tensor(share, dtype=torch.float64))
+    low, high = own.amin(0), own.amax(0)
+    enough = _CLOSE * (torch.maximum(low.abs(), high.abs()) + std.amin(0))
+    at: Tensor = (low + high) / 2
+    for _ in range(_STEPS):
+        offset = (at - mean) / std
+        excess = torch.special.ndtr(offset).mean(0) - share
+        density = (torch.exp(-0.5 * offset.square() - _HALF_LOG_TWO_PI) / std).mean(0)
+        low, high = torch.where(excess < 0, at, low), torch.where(excess > 0, at, high)
+        step = at - excess / density
+        inside = (step > low) & (step < high)
+        new = torch.where(inside, step, (low + high) / 2)
+        new = torch.where(excess == 0, at, new)
+        done = (new - at).abs() <= enough
+        at = new
+        if bool(done.all()):
+            break
+    return at
+
+
+def _checked(means: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Means and targets in float64; without targets the first member's means stand in for them."""
+    goal = means[0] if targets is None and means.dim() else targets
+    if goal is None or means.dim() < 2 or not means.numel() or tuple(means.shape[1:]) != tuple(goal.shape):
+        found = None if targets is None else tuple(targets.shape)
+        raise InputError(
+            f"expected means (members, examples, *shape) and targets (examples, *shape), found {tuple(means.shape)} "
+            f"and {found}; give a single network as means[None]"
+        )
+    exact, wanted = means.detach().double(), goal.detach().to(means.device).double()
+    for name, values in (("means", exact), ("targets", wanted)):
+        if not bool(torch.isfinite(values).all()):
+            raise InputError(f"expected finite {name}, found NaN or infinity; leave these members or examples out")
+    return exact, wanted
+
+
+def _spread(noise: float | Tensor, means: Tensor) -> Tensor:
+    std = torch.as_tensor(noise, dtype=torch.float64, device=means.device).detach()
+    if not bool((std > 0).all()) or not bool(torch.isfinite(std).all()):
+        raise InputError(
+            f"expected a noise above 0, a standard deviation, found {float(std.min()):g} to {float(std.max()):g}; give "
+            "the exponential of log standard deviations"
+        )
+    try:
+        return std.expand_as(means)
+    except RuntimeError as error:
+        raise InputError(
+            f"expected one noise or a tensor that broadcasts to means {tuple(means.shape)}, found shape "
+            f"{tuple(std.shape)}; for one per member give (members, 1, ...)"
+        ) from error
