@@ -15,11 +15,12 @@ from onebasin.errors import InputError, OnebasinError, SpecError
 from onebasin.population import Population
 from onebasin.posterior.coordinates import Coordinates
 from onebasin.posterior.gaussian import Gaussian
+from onebasin.posterior.storage import stored_networks
 from onebasin.posterior.store import Parts, damaged, read_parts, write_parts
 from onebasin.state import Spec, State, check_state
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Posterior:
     """The density sum_m weights_m N(centre_m, covariance_m); a mixture of one is an ordinary Gaussian.
 
@@ -70,6 +71,16 @@ class Posterior:
     def spec(self) -> Spec:
         """Shapes and dtypes of a whole network."""
         return self.layout.spec
+
+    @property
+    def networks(self) -> float:
+        """What it costs to store, in networks: the numbers of all centres and spreads, divided by D."""
+        return stored_networks(self.components)
+
+    def __repr__(self) -> str:
+        kinds = "/".join(dict.fromkeys(component.shape.kind.replace("_", "-") for component in self.components))
+        what = f"{len(self.components)} {kinds} Gaussians" if len(self.components) > 1 else f"one {kinds} Gaussian"
+        return f"Posterior: {what} over {self.layout.size:,} weights, {self.networks:g} networks of storage"
 
     @property
     def mean(self) -> State:

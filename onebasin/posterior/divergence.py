@@ -1,0 +1,187 @@
+"""How far two posteriors over the same weights are apart: Kullback-Leibler and 2-Wasserstein.
+
+Covariances are diag(scale^2) + factor factor^T, and only (K, K) systems are solved, so D may be in the millions. Where
+there is no closed form the answer says so: as an interval of certain bounds, or as a Monte-Carlo interval.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import InputError
+from onebasin.posterior.bures import squared_bures
+from onebasin.posterior.gaussian import Gaussian, check_spread
+from onebasin.posterior.posterior import Posterior
+from onebasin.posterior.spread import Spread, spread_of
+from onebasin.state import check_spec
+
+_DRAWN_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A number and how well it is known.
+
+    Attributes:
+        value: the divergence; an upper bound where the method is "bounds".
+        low: a lower bound; of a Monte-Carlo estimate, two standard errors below.
+        high: an upper bound; of a Monte-Carlo estimate, two standard errors above.
+        method: "closed form", "bounds" or "Monte Carlo".
+    """
+
+    value: float
+    low: float
+    high: float
+    method: str
+
+    def __float__(self) -> float:
+        return self.value
+
+    def __str__(self) -> str:
+        if self.method == "closed form":
+            return f"{self.value:.6g}"
+        return f"{self.value:.6g} ({self.low:.6g} to {self.high:.6g}, {self.method})"
+
+
+def kl(p: Posterior, q: Posterior, *, samples: int = 200, generator: torch.Generator | None = None) -> Divergence:
+    """Kullback-Leibler divergence KL(p | q) = E_p[log p - log q] over the uncertain weights, in nats.
+
+    Exact for Gaussians; for mixtures an average over draws from each component of p, with its standard error.
+
+    Args:
+        p: where the expectation is taken.
+        q: what it is compared with; both need a density, so low-rank Gaussians need their diagonal.
+        samples: draws from each component of p, where there are mixtures.
+        generator: for these draws; they need one.
+    """
+    _check(p, q)
+    if len(p.components) == len(q.components) == 1:
+        exact = gaussian_kl(p.components[0], q.components[0])
+        return Divergence(exact, exact, exact, "closed form")
+    if generator is None or samples < 2:
+        raise InputError(
+            f"expected a generator and at least 2 samples for the divergence of mixtures, found {samples} samples and "
+            f"{'a' if generator else 'no'} generator: give generator=torch.Generator().manual_seed(0)"
+        )
+    mean, variance = 0.0, 0.0
+    for weight, component in zip(p.weights.tolist(), p.components, strict=True):
+        gaps = _log_ratios(p, q, component, samples, generator)
+        mean += weight * float(gaps.mean())
+        variance += weight**2 * float(gaps.var()) / samples
+    error = math.sqrt(variance)
+    return Divergence(mean, mean - 2 * error, mean + 2 * error, "Monte Carlo")
+
+
+def wasserstein2(p: Posterior, q: Posterior) -> Divergence:
+    """2-Wasserstein distance: the root of the least E|x - y|^2 over all couplings of x from p and y from q.
+
+    Exact for Gaussians that are diagonal, or low rank without a diagonal part or with one that is a multiple of the
+    identity, and for any up to 2,048 weights. Other low-rank Gaussians get bounds: above by the coupling that takes
+    independent parts and directions apart, below by the marginals. Mixtures get bounds too: above by the best
+    transport between whole components (Delon and Desolneux, 2020), below by means and marginal deviations.
+    """
+    _check(p, q)
+    if len(p.components) == len(q.components) == 1:
+        low, high = _squared(p.components[0], q.components[0])
+        method = "closed form" if low == high else "bounds"
+    else:
+        pairs = [[_squared(left, right)[1] for right in q.components] for left in p.components]
+        high = _transported(torch.tensor(pairs, dtype=torch.float64), p.weights, q.weights)
+        low, method = min(high, _marginal(p, q)), "bounds"
+    return Divergence(math.sqrt(high), math.sqrt(low), math.sqrt(high), method)
+
+
+def gaussian_kl(p: Gaussian, q: Gaussian) -> float:
+    """KL(p | q) of two Gaussians in closed form.
+
+    In units of q's scale, with G its factor and M = I + G^T G, the inverse covariance of q is I - G M^-1 G^T, and
+    v^T (I - G M^-1 G^T) v = |v - G y|^2 + |y|^2 for y = M^-1 G^T v.
+    """
+    left, right = spread_of(p.shape), spread_of(q.shape)
+    for spread in (left, right):
+        check_spread(spread.scale)
+    unit = right.scale
+    along, factor = right.factor / unit[:, None], left.factor / unit[:, None]
+    root = _inner_root(along)
+    gap = ((q.centre.double() - p.centre.double()) / unit)[:, None]
+    leverage = (along * torch.cholesky_solve(along.T, root).T).sum(1)
+    own = ((left.scale / unit).square() * (1 - leverage)).sum()
+    trace = own + _quadratic(factor, along, root) + _quadratic(gap, along, root)
+    return float(0.5 * (trace - len(unit)) + _half_log_determinant(right) - _half_log_determinant(left))
+
+
+def _inner_root(along: Tensor) -> Tensor:
+    """Cholesky factor of I + G^T G."""
+    inner = torch.eye(along.shape[1], dtype=along.dtype, device=along.device) + along.T @ along
+    root: Tensor = torch.linalg.cholesky(inner)
+    return root
+
+
+def _quadratic(columns: Tensor, along: Tensor, root: Tensor) -> Tensor:
+    """Sum over columns v of v^T (I + G G^T)^-1 v."""
+    fitted = torch.cholesky_solve(along.T @ columns, root)
+    return (columns - along @ fitted).square().sum() + fitted.square().sum()
+
+
+def _half_log_determinant(spread: Spread) -> Tensor:
+    root = _inner_root(spread.factor / spread.scale[:, None])
+    return spread.scale.log().sum() + root.diagonal().log().sum()
+
+
+def _squared(p: Gaussian, q: Gaussian) -> tuple[float, float]:
+    """Lower and upper bound of the squared distance of two Gaussians; equal where it is known."""
+    gap = float((p.centre.double() - q.centre.double()).square().sum())
+    low, high = squared_bures(spread_of(p.shape), spread_of(q.shape))
+    return gap + low, gap + high
+
+
+def _marginal(p: Posterior, q: Posterior) -> float:
+    """|mean - mean|^2 + |std - std|^2: a lower bound whatever the distributions (Gelbrich, 1990)."""
+    means, spreads = (p.mean, q.mean), (p.std, q.std)
+    return sum(
+        float((a[name].double() - b[name].double()).square().sum())
+        for a, b in (means, spreads)
+        for name in p.layout.names
+    )
+
+
+def _transported(costs: Tensor, left: Tensor, right: Tensor) -> float:
+    """The least cost of moving weights (M,) onto weights (L,) at costs (M, L)."""
+    from scipy.optimize import linprog
+
+    rows, columns = costs.shape
+    sums = torch.cat(
+        [torch.eye(rows).repeat_interleave(columns, 1), torch.eye(columns).repeat(1, rows)]
+    )  # of each row, and of each column
+    totals = torch.cat([left.double() / left.double().sum(), right.double() / right.double().sum()])
+    found = linprog(costs.reshape(-1).numpy(), A_eq=sums.numpy(), b_eq=totals.cpu().numpy(), method="highs")
+    return float(found.fun)
+
+
+def _log_ratios(p: Posterior, q: Posterior, component: Gaussian, samples: int, generator: torch.Generator) -> Tensor:
+    """The differences log p - log q at draws from one component of p, float64 (samples,)."""
+    size = max(1, min(samples, _DRAWN_BYTES // (8 * max(1, component.size))))
+    gaps = []
+    for start in range(0, samples, size):
+        drawn = component.draw_flat(min(size, samples - start), generator)
+        gaps.append(_log_density(p, drawn) - _log_density(q, drawn))
+    return torch.cat(gaps)
+
+
+def _log_density(posterior: Posterior, flat: Tensor) -> Tensor:
+    """Log densities of weight vectors (n, D), float64 (n,)."""
+    each = torch.stack([component.log_density(flat) for component in posterior.components])
+    return torch.logsumexp(each + posterior.weights.to(each).log()[:, None], 0)
+
+
+def _check(p: Posterior, q: Posterior) -> None:
+    check_spec(q.spec, p.spec, where="the second posterior")
+    if p.layout.names != q.layout.names:
+        raise InputError(
+            f"expected posteriors over the same weights, found {len(p.layout.names)} uncertain tensors in the first "
+            f"and {len(q.layout.names)} in the second: fit both with the same model"
+        )

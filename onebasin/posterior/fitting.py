@@ -1,0 +1,164 @@
+"""A density fitted to a crowd: raw and aligned ones by the same code, in memory or from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.errors import InputError
+from onebasin.population import Population
+from onebasin.posterior.clusters import clusters
+from onebasin.posterior.coordinates import Coordinates
+from onebasin.posterior.diagonal import Diagonal
+from onebasin.posterior.family import Options, Plan, plan
+from onebasin.posterior.gaussian import Gaussian, Shape
+from onebasin.posterior.low_rank import LowRank
+from onebasin.posterior.moments import Moments, deviations, moments
+from onebasin.posterior.posterior import Posterior
+from onebasin.posterior.sketch import leading_factor
+from onebasin.posterior.uncertain import uncertain, vector_dtype
+from onebasin.state import State
+
+_ROUNDING = 64  # times the precision: a smaller part of a variance is not known from a difference
+
+
+def fit(
+    population: Population,
+    family: str = "diagonal",
+    *,
+    rank: int | None = None,
+    components: int | str | Sequence[int] | Tensor | None = None,
+    model: nn.Module | None = None,
+    **options: Unpack[Options],
+) -> Posterior:
+    """Fit a Gaussian, or a mixture of Gaussians, to a crowd of networks; the crowd is read in blocks and never held.
+
+    "diagonal" is N(mean, diag std^2) with the sample mean and the unbiased standard deviation of each weight: q_d of a
+    raw crowd, q_r of an aligned one. "low-rank" has the covariance diag(scale^2) + factor factor^T with the `rank`
+    directions of largest variance, and the same standard deviation of each weight. "mixture" has such a Gaussian for
+    each part of the crowd, weighted by its share.
+
+    Running statistics of norms are averaged over members (of each component), integers are the first member's.
+
+    >>> crowd = Population.from_stacked({"w": torch.tensor([[1.0, 0.0], [3.0, 0.0]])})
+    >>> found = fit(crowd)
+    >>> found.mean, found.std
+    ({'w': tensor([2., 0.])}, {'w': tensor([1.4142, 0.0000])})
+
+    Args:
+        population: the networks, at least 2.
+        family: "diagonal", "low-rank" or "mixture".
+        rank: number of directions of low-rank Gaussians.
+        components: of a mixture: a number of k-means clusters, "chains" for one component per chain, or the component
+            of each member (N,). A component of one network has no spread of its own: see `pooled`.
+        model: tells which tensors are parameters and which are tied; see `uncertain` for what is done without it.
+        options: see `family.Options`.
+
+    Raises:
+        InputError: too few networks for a spread, or options that do not fit the family.
+        SpecError: a network holds NaN or infinity, or the model is of another architecture.
+    """
+    asked = plan(family, rank, components, options)
+    if len(population) < 2:
+        raise InputError(f"a spread needs at least 2 networks, found {len(population)}: give more networks")
+    layout = uncertain(population, model)
+    groups = _groups(population, layout, components, asked)
+    beside = [name for name in layout.others if layout.spec[name].dtype.is_floating_point and layout.spec[name].size]
+    found = moments(population, (*layout.names, *beside), groups)
+    gaussians = _gaussians(population, layout, groups, found, asked)
+    rest = [_rest(population, groups, group, layout, found) for group in range(len(found.counts))]
+    return Posterior(
+        tuple(gaussians),
+        found.counts.double() / len(population),
+        layout,
+        tuple(rest),
+        _provenance(population, family, components, found.counts, asked),
+    )
+
+
+def _groups(population: Population, layout: Coordinates, components: Any, asked: Plan) -> Tensor:
+    """The component of each member, int64 (N,), from 0 up."""
+    if components is None:
+        return torch.zeros(len(population), dtype=torch.int64)
+    if isinstance(components, int):
+        limits = {"restarts": asked.restarts, "steps": asked.steps, "seed": asked.seed}
+        return clusters(population, layout, components, **limits).labels
+    if isinstance(components, str):
+        chain = population.chain
+        if components != "chains" or chain is None or bool((chain < 0).any()):
+            what = "a population without known chains" if components == "chains" else repr(components)
+            raise InputError(
+                f'expected components as a number, "chains" or the component of each member, found {what}: give the '
+                "chain of each member to Population, or a number of clusters"
+            )
+        components = chain
+    labels = torch.as_tensor(components).cpu()
+    if tuple(labels.shape) != (len(population),) or labels.is_floating_point():
+        raise InputError(
+            f"expected the component of each of {len(population)} members as integers, found {labels.dtype} of shape "
+            f"{tuple(labels.shape)}: give one integer per member"
+        )
+    found: Tensor = labels.unique(return_inverse=True)[1]
+    return found
+
+
+def _gaussians(
+    population: Population, layout: Coordinates, groups: Tensor, found: Moments, asked: Plan
+) -> list[Gaussian]:
+    size, dtype = layout.size, vector_dtype(layout)
+    centres = found.mean[:, :size].to(dtype)
+    if asked.pooled:
+        shape = _shape(population, layout, (centres, groups), found.pooled_std()[:size], asked)
+        return [Gaussian(centre, shape) for centre in centres]
+    made = []
+    for group, (centre, std) in enumerate(zip(centres, found.std()[:, :size], strict=True)):
+        whole = len(centres) == 1
+        part = population if whole else population[(groups == group).nonzero().flatten()]
+        alone = torch.zeros(len(part), dtype=torch.int64)
+        made.append(Gaussian(centre, _shape(part, layout, (centre[None], alone), std, asked)))
+    return made
+
+
+def _shape(part: Population, layout: Coordinates, means: tuple[Tensor, Tensor], std: Tensor, asked: Plan) -> Shape:
+    """The spread of networks around the centres (G, D) of their groups (N,), which together have this std (D,)."""
+    centres, groups = means
+    if asked.shape == "diagonal":
+        return Diagonal(std.to(centres))
+    factor = leading_factor(
+        partial(deviations, part, layout, centres, groups),
+        (len(part), layout.size),
+        asked.rank,
+        degrees=len(part) - len(centres),
+        oversample=asked.oversample,
+        passes=asked.passes,
+        like=centres,
+        seed=asked.seed,
+    )
+    if not asked.diagonal:
+        return LowRank(torch.zeros_like(factor[:, 0]), factor)
+    variance = std.square()
+    left = variance - factor.square().sum(1, dtype=torch.float64)
+    left[left < _ROUNDING * torch.finfo(centres.dtype).eps * variance] = 0.0
+    return LowRank(left.sqrt().to(centres), factor)
+
+
+def _rest(population: Population, groups: Tensor, group: int, layout: Coordinates, found: Moments) -> State:
+    """What a network of this component has beside the vector: averages of statistics, the first member's integers."""
+    own = population.member(int((groups == group).nonzero()[0]))
+    sizes = [layout.spec[name].size for name in found.names]
+    average = dict(zip(found.names, found.mean[group].split(sizes), strict=True))
+    return {
+        name: average[name].reshape(own[name].shape).to(own[name].dtype) if name in average else own[name]
+        for name in layout.others
+    }
+
+
+def _provenance(population: Population, family: str, components: Any, counts: Tensor, asked: Plan) -> dict[str, Any]:
+    said = components if components is None or isinstance(components, int | str) else "given"
+    mixture = {} if said is None else {"components": said, "members": counts.tolist()}
+    facts = {"family": family, "networks": len(population), "from": population.where, **mixture, **asked.facts(family)}
+    return {"fit": facts, "population": dict(population.provenance)}

@@ -1,0 +1,83 @@
+"""The leading directions of a crowd by random projection (Halko, Martinsson and Tropp, 2011), in a few readings.
+
+X (N, D) are the deviations of N networks from their centres. They are read in blocks and never held. With Q a basis
+(D, L) of the span of X^T times random numbers, improved by `passes` turns of Q <- orth(X^T X Q), and U (N, K) the
+leading left singular vectors of X Q,
+
+    factor = X^T U / sqrt(degrees),    so that    factor factor^T = X^T U U^T X / degrees <= X^T X / degrees:
+
+since U U^T is a projection among the networks, no weight gets more variance than the crowd has. (Projecting the weights
+by Q Q^T instead does not promise that.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+Rows = Callable[[], Iterator[tuple[int, Tensor]]]
+"""Begins a reading: yields (start, rows (n, D)) of X."""
+
+
+def leading_factor(
+    rows: Rows, size: tuple[int, int], rank: int, *, degrees: int, oversample: int, passes: int, like: Tensor, seed: int
+) -> Tensor:
+    """The factor (D, K) of the best covariance of rank K, columns orthogonal, longest first.
+
+    Exact, up to rounding, where K + oversample reaches the number of networks.
+
+    Args:
+        rows: begins a reading of X.
+        size: N and D.
+        rank: K; at most N - 1 columns are returned.
+        degrees: the divisor of the covariance, such as N - 1.
+        oversample: further directions that are searched, L = K + oversample.
+        passes: power passes, one reading each; more find directions whose variances differ little.
+        like: dtype and device to compute in.
+        seed: for the random projection.
+    """
+    count, width = size
+    kept = min(rank, count - 1)
+    searched = min(rank + oversample, count)
+    if searched == count:  # nothing to project: the networks themselves span everything
+        factor = _gathered(rows, torch.eye(count, dtype=like.dtype, device=like.device), width)
+        return _ordered(factor)[:, :kept] / math.sqrt(degrees)
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(count, searched, generator=generator, dtype=torch.float64).to(like)
+    basis = _orthonormal(_gathered(rows, start, width))
+    for _ in range(passes):
+        basis = _orthonormal(_turned(rows, basis))
+    projected = torch.cat([block @ basis for _, block in rows()])
+    del basis
+    left: Tensor = torch.linalg.svd(projected.double(), full_matrices=False).U[:, :kept]
+    return _ordered(_gathered(rows, left.to(like), width)) / math.sqrt(degrees)
+
+
+def _gathered(rows: Rows, left: Tensor, width: int) -> Tensor:
+    """X^T left, (D, L), in one reading."""
+    total = left.new_zeros(width, left.shape[1])
+    for start, block in rows():
+        total.addmm_(block.T, left[start : start + len(block)])
+    return total
+
+
+def _turned(rows: Rows, basis: Tensor) -> Tensor:
+    """X^T X basis, (D, L), in one reading."""
+    total = torch.zeros_like(basis)
+    for _, block in rows():
+        total.addmm_(block.T, block @ basis)
+    return total
+
+
+def _orthonormal(columns: Tensor) -> Tensor:
+    basis: Tensor = torch.linalg.qr(columns).Q
+    return basis
+
+
+def _ordered(factor: Tensor) -> Tensor:
+    """The same factor factor^T with orthogonal columns, longest first."""
+    turn: Tensor = torch.linalg.eigh((factor.T @ factor).double()).eigenvectors.flip(1)
+    return factor @ turn.to(factor)

@@ -1,0 +1,94 @@
+"""Which tensors of a crowd are uncertain weights: the model tells, or else their names and values do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.errors import SpecError
+from onebasin.population import Population
+from onebasin.posterior.coordinates import Coordinates
+from onebasin.state import State, as_spec, check_spec, dtype_name
+
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def uncertain(population: Population, model: nn.Module | None = None) -> Coordinates:
+    """The layout of the uncertain weights of a crowd.
+
+    With a model: its parameters, tied ones once. Without one: all floating-point tensors but the running statistics of
+    norms, known by torch's names for them; two tensors that are equal bit for bit in every member, and not the same in
+    all members, count as one tied tensor.
+
+    >>> crowd = Population.from_models([nn.BatchNorm1d(2), nn.BatchNorm1d(2)])
+    >>> uncertain(crowd).names
+    ('weight', 'bias')
+
+    Raises:
+        SpecError: the model is of another architecture, or there is no real weight.
+    """
+    if model is None:
+        names = _real(population, [name for name in population.spec if name.rsplit(".", 1)[-1] not in _STATISTICS])
+        tied = _equal_everywhere(population, names)
+    else:
+        check_spec(population.spec, as_spec(model), where="the population, compared with the model,")
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        names = _real(population, [name for name in population.spec if name in parameters])
+        first: dict[int, str] = {}
+        firsts = {name: first.setdefault(id(parameters[name]), name) for name in names}
+        tied = {name: own for name, own in firsts.items() if own != name}
+    return Coordinates(tuple(name for name in names if name not in tied), population.spec, tied)
+
+
+def _real(population: Population, names: list[str]) -> list[str]:
+    """The floating-point tensors among these; complex ones are refused, and so is a crowd without any."""
+    for name in names:
+        if population.spec[name].dtype.is_complex:
+            raise SpecError(
+                f"expected real weights, found {dtype_name(population.spec[name].dtype)} under {name}: store real and "
+                "imaginary parts as two tensors (torch.view_as_real)"
+            )
+    found = [name for name in names if population.spec[name].dtype.is_floating_point and population.spec[name].size]
+    if not found:
+        raise SpecError(
+            "expected floating-point weights, found none in the population: give networks with parameters to infer"
+        )
+    return found
+
+
+def _equal_everywhere(population: Population, names: list[str]) -> dict[str, str]:
+    """Names whose tensor equals an earlier one in all members: name -> the first such name."""
+    if not len(population):
+        return {}
+    begin = population.member(0)
+    pairs = _equal_pairs(begin, names)
+    moving: set[str] = set()
+    for _, block in population.blocks() if pairs else ():
+        pairs = {name: own for name, own in pairs.items() if torch.equal(block[name], block[own])}
+        moving |= {own for own in pairs.values() if not bool((block[own] == begin[own]).all())}
+        if not pairs:
+            break
+    return {name: own for name, own in pairs.items() if own in moving}
+
+
+def _equal_pairs(state: State, names: list[str]) -> dict[str, str]:
+    """Names of one network whose tensor equals an earlier one: name -> the first such name."""
+    seen: dict[tuple[tuple[int, ...], torch.dtype], list[str]] = {}
+    pairs: dict[str, str] = {}
+    for name in names:
+        value: Tensor = state[name]
+        earlier = seen.setdefault((tuple(value.shape), value.dtype), [])
+        own = next((other for other in earlier if torch.equal(state[other], value)), None)
+        if own is None:
+            earlier.append(name)
+        else:
+            pairs[name] = own
+    return pairs
+
+
+def vector_dtype(layout: Coordinates) -> torch.dtype:
+    """What flat vectors are computed in: the widest dtype of the uncertain tensors, at least float32."""
+    dtype = torch.float32
+    for name in layout.names:
+        dtype = torch.promote_types(dtype, layout.spec[name].dtype)
+    return dtype
