@@ -59,7 +59,7 @@ def batches(inputs: Inputs, size: int) -> Iterator[tuple[slice, Call]]:
     for piece in range(pieces):
         stop = start + count // pieces + (piece < count % pieces)
         rows = slice(start, stop)
-        yield rows, _rows_of(call, rows)
+        yield rows, rows_of(call, rows)
         start = stop
 
 
@@ -75,6 +75,7 @@ def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     return value.to(device=device, dtype=dtype if value.is_floating_point() else None)
 
 
-def _rows_of(call: Call, rows: slice) -> Call:
+def rows_of(call: Call, rows: slice | Tensor) -> Call:
+    """The arguments of some of the examples."""
     result: Call = tree_map(lambda value: value[rows] if isinstance(value, Tensor) and value.dim() else value, call)
     return result
