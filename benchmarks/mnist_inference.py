@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.fixed_samples import small
 from benchmarks.mnist import ABSENT, Digits, load
 from benchmarks.targets import Targets, head, spread
 from onebasin import Population, diagnose, sample
@@ -107,11 +108,6 @@ def variational(targets: Targets, digits: Digits) -> None:
     together, loss = pooled(model, found, digits.test_images, digits.test_labels)
     print(f"  draws {spread(rates)} % right, together {together:.2f} %, NLL {loss:.4f}; {seconds:.0f} s")
     targets.judge("average predictive of 30 draws at least 97.8 %", f"{together:.2f} %", together >= 97.8)
-
-
-def small(images: Tensor) -> Tensor:
-    """14 x 14 pixels, standardised with the constants of the first 2,000 training images."""
-    return (F.avg_pool2d(images.reshape(-1, 1, 28, 28), 2).flatten(1) - 0.1337) / 0.2807
 
 
 def hmc(targets: Targets, digits: Digits) -> None:
