@@ -14,10 +14,13 @@ from onebasin.align.path.report import BarrierReport, barrier_report
 from onebasin.align.transpositions import Transpositions, transpositions
 from onebasin.calling import call_arguments
 from onebasin.cli import data as examples
+from onebasin.cli.compare_crowds import compare_crowds, several
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, one_network
 from onebasin.cli.options import debug, progress
 from onebasin.cli.tables import chance, short, swaps, table
+from onebasin.discrepancy.judge import PRESETS
 from onebasin.errors import InputError
+from onebasin.population import Population
 from onebasin.predict.forward import Bound
 from onebasin.state import State, flatten
 from onebasin.symmetry import Element, Space, Symmetry
@@ -64,6 +67,22 @@ _MEANING = {
 @click.option(
     "--points", type=click.IntRange(min=3), default=25, metavar="N", show_default=True, help="On the path; odd."
 )
+@click.option(
+    "--form",
+    "forms",
+    multiple=True,
+    default=("unit-norm/max",),
+    metavar="FORM",
+    show_default=True,
+    help="Of crowds: how symmetries are removed, SCALE/ORDER as in balanced/norm, or aligned. Repeat it for several.",
+)
+@click.option(
+    "--preset",
+    type=click.Choice(list(PRESETS)),
+    default="median",
+    show_default=True,
+    help="Of crowds: kernels and bandwidths of the MMD.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables, and nothing else.")
 @debug
 def compare(
@@ -76,7 +95,7 @@ def compare(
     as_json: bool,
     **measured: Any,
 ) -> None:
-    """Compare networks A and B up to their symmetries.
+    """Compare networks, or two crowds of networks, A and B up to their symmetries.
 
     How much of their difference is only a disguise? B is moved onto A as closely as permutations, signs and scales
     allow, which does not change what it computes. A and B are files with one network each; PATH#3 is number 3 of
@@ -86,12 +105,22 @@ def compare(
     same sizes: the search is repeated on three copies of B whose weights have changed places at random within each
     tensor, which takes three times as long as the comparison itself.
 
+    Where A and B hold several networks each, the two crowds are compared: mean distances and the squared MMD of their
+    weights, as they are and without symmetries, with a p-value; with --data also the MMD of their predictions, and
+    agreement and total variation of their average predictives.
+
     \b
       onebasin compare a.pt b.pt --model examples/digits_cnn.py:digits_cnn
       onebasin compare a.pt b.pt --model path/to/file.py:factory --data train.npz --test test.npz
       onebasin compare chain/#0 chain/#999 --symmetry symmetry.json --json
+      onebasin compare chain/ ensemble/ --symmetry symmetry.json --form unit-norm/max --form aligned
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     known = know(architecture)
+    crowds = [several(text, known) for text in (first, second)]
+    if crowds[0] is not None and crowds[1] is not None:
+        _compare_crowds(known, (first, second), (crowds[0], crowds[1]), as_json, architecture.seed, measured)
+        return
+    measured = {name: value for name, value in measured.items() if name not in ("forms", "preset")}
     a, b = one_network(first, known), one_network(second, known)
     with progress(f"comparing {first} with {second} ..."):
         barrier = _barrier(known, a, b, **measured)
@@ -105,6 +134,23 @@ def compare(
     click.echo(_page(told, found.element, known.symmetry))
     if barrier is not None:
         click.echo(f"\nbarrier on the straight path from A to B, with one more correction in each row\n\n{barrier}")
+
+
+def _compare_crowds(
+    known: Known,
+    names: tuple[str, str],
+    crowds: tuple[Population, Population],
+    as_json: bool,
+    seed: int,
+    measured: dict[str, Any],
+) -> None:
+    path = measured["data"]
+    data = None if path is None else examples.read(path, limit=measured["limit"], targets=False)
+    with progress(f"comparing {names[0]} with {names[1]} ..."):
+        forms, preset = list(measured["forms"]), measured["preset"]
+        found = compare_crowds(known, *crowds, data, forms=forms, preset=preset, seed=seed)
+    told = {"a": names[0], "b": names[1], **found.told()}
+    click.echo(json.dumps(told, indent=1) if as_json else f"A  {names[0]}\nB  {names[1]}\n\n{found}")
 
 
 def _barrier(

@@ -1,0 +1,86 @@
+"""What ``onebasin compare`` says where A and B hold several networks each: how far the two crowds are apart."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from onebasin.cli.data import Examples
+from onebasin.cli.networks import Known, open_networks
+from onebasin.cli.tables import short, table
+from onebasin.discrepancy import Discrepancy, discrepancy
+from onebasin.metrics.agreement import agreement, total_variation
+from onebasin.population import Population
+from onebasin.predict import examples_in
+from onebasin.predict.predicting import predict
+
+
+@dataclass(frozen=True, eq=False)
+class CrowdComparison:
+    """Two crowds, compared.
+
+    Attributes:
+        report: distances and MMD of weights and, with data, of functions.
+        examples: number of examples; 0 without data.
+        agreement: share of examples for which the average predictives have the same class; None without classes.
+        total_variation: mean total variation of the average predictives; None without classes.
+    """
+
+    report: Discrepancy
+    examples: int = 0
+    agreement: float | None = None
+    total_variation: float | None = None
+
+    def told(self) -> dict[str, Any]:
+        """Plain numbers for JSON."""
+        predictive = {"agreement": self.agreement, "total_variation": self.total_variation}
+        return {"discrepancy": self.report.as_dict(), "examples": self.examples, **predictive}
+
+    def __str__(self) -> str:
+        """Tables for people."""
+        rows = [("mean squared distance", "within A", "within B", "A to B")]
+        rows += [
+            (form, short(found.within_first), short(found.within_second), short(found.across))
+            for form, found in {"raw": self.report.raw, **self.report.forms}.items()
+        ]
+        parts = [table(rows), str(self.report)]
+        if self.agreement is not None and self.total_variation is not None:
+            parts.append(
+                f"average predictives on {self.examples:,} examples: agreement {self.agreement:.4f}, "
+                f"total variation {self.total_variation:.4f}"
+            )
+        return "\n\n".join(parts)
+
+
+def several(text: str, known: Known) -> Population | None:
+    """The networks under a path that holds more than one; None for one network, or for PATH#3."""
+    path = Path(text)
+    if not path.exists():
+        return None
+    networks = open_networks(path, known)
+    return networks if len(networks) > 1 else None
+
+
+def compare_crowds(
+    known: Known, a: Population, b: Population, data: Examples | None = None, **options: Any
+) -> CrowdComparison:
+    """Compare two crowds.
+
+    Args:
+        known: their symmetry and, where it was given, their model.
+        a: one crowd.
+        b: the other.
+        data: inputs on which to compare what they compute; targets are not looked at.
+        **options: of `discrepancy`: `forms`, `preset`, `permutations`, `seed`, ...
+    """
+    if data is None:
+        return CrowdComparison(discrepancy(a, b, symmetry=known.symmetry, **options))
+    model, inputs = known.runs("--data"), data.inputs
+    report = discrepancy(a, b, symmetry=known.symmetry, model=model, inputs=inputs, **options)
+    found = CrowdComparison(report, examples_in(inputs))
+    outputs = predict(model, a[:1], inputs, output="values")
+    if outputs.dim() != 3 or outputs.shape[2] < 2:
+        return found
+    first, second = (predict(model, crowd, inputs, average=True) for crowd in (a, b))
+    return CrowdComparison(
+        report, found.examples, float(agreement(first, second)), float(total_variation(first, second))
+    )

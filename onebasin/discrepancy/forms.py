@@ -1,0 +1,96 @@
+"""Both crowds without their symmetries: the forms in which they can be compared.
+
+A form "SCALE/ORDER" brings every network by itself into the normal form of `canonicalise`: it does not know which crowd
+the network belongs to, so permutation tests stay exact. "aligned" moves all networks of both crowds into one frame that
+they agree on (`align`). The frame depends a little on the order in which they come, so they come in a random one.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from onebasin.align import align, canonicalise
+from onebasin.align.form.canonical import SCALES
+from onebasin.align.form.order_keys import ORDERS
+from onebasin.errors import InputError
+from onebasin.population import Population
+from onebasin.symmetry import Symmetry
+
+ALIGNED = "aligned"
+FORMS = (
+    "unit-norm/max",
+    "unit-norm/first",
+    "unit-norm/norm",
+    "unit-norm/mean",
+    "balanced/max",
+    "balanced/norm",
+    "keep/max",
+    "unit-norm/keep",
+    ALIGNED,
+)
+LARGE = 1 << 30  # bytes; larger crowds are written to a scratch folder in the meantime
+
+Crowds = tuple[Population, Population, tuple[str, ...]]
+PathLike = str | os.PathLike[str]
+
+
+def check_form(form: str) -> None:
+    """Raise `InputError` unless the form is one."""
+    scale, _, order = form.partition("/")
+    if form != ALIGNED and not (scale in SCALES and order in (*ORDERS, "keep")):
+        raise InputError(
+            f'expected a form "SCALE/ORDER" with SCALE out of {", ".join(SCALES)} and ORDER out of '
+            f'{", ".join(ORDERS)}, keep, or {ALIGNED!r}; found {form!r}: as in "unit-norm/max"'
+        )
+
+
+@contextmanager
+def in_form(
+    a: Population, b: Population, symmetry: Symmetry, form: str, *, scratch: PathLike | None = None, seed: int = 0
+) -> Iterator[Crowds]:
+    """Both crowds in a form, and what there is to say about it.
+
+    Args:
+        a: one crowd.
+        b: the other.
+        symmetry: of their model.
+        form: see above.
+        scratch: where a folder is made for crowds above 1 GB, and deleted at the end; the system's temporary folder
+            by default.
+        seed: of the order in which networks are aligned.
+    """
+    check_form(form)
+    with tempfile.TemporaryDirectory(prefix="onebasin-", dir=scratch) as name:
+        folder = Path(name) if a.nbytes + b.nbytes > LARGE else None
+        if form == ALIGNED:
+            yield _aligned(a, b, symmetry, folder, seed)
+        else:
+            yield _canonical(a, b, symmetry, form, folder)
+
+
+def _canonical(a: Population, b: Population, symmetry: Symmetry, form: str, folder: Path | None) -> Crowds:
+    scale, order = form.split("/")
+    moved, notes, tied = [], dict[str, None](), 0
+    for name, crowd in (("a", a), ("b", b)):
+        path = None if folder is None else folder / name
+        found = canonicalise(crowd, symmetry, scale=scale, order=order, path=path)
+        assert found.population is not None
+        moved.append(found.population)
+        notes.update(dict.fromkeys(f"{form}: {note}" for note in found.notes))
+        tied += sum(int(counts.sum()) for counts in found.ties.values())
+    if tied:
+        notes[f"{form}: {tied:,} units with equal keys, of all networks, kept their order"] = None
+    return moved[0], moved[1], tuple(notes)
+
+
+def _aligned(a: Population, b: Population, symmetry: Symmetry, folder: Path | None, seed: int) -> Crowds:
+    both = Population.concatenate([a, b])
+    order = torch.randperm(len(both), generator=torch.Generator().manual_seed(seed))
+    found = align(both[order], symmetry, path=None if folder is None else folder / "both").population[order.argsort()]
+    return found[: len(a)], found[len(a) :], ()

@@ -1,0 +1,167 @@
+"""How far two crowds of networks are apart: raw, without symmetries, and as functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypedDict, Unpack
+
+from torch import nn
+
+from onebasin.calling import Inputs
+from onebasin.discrepancy.distances import Distances, tensor_distances, weight_names
+from onebasin.discrepancy.forms import PathLike, check_form, in_form
+from onebasin.discrepancy.judge import FEW, Judge
+from onebasin.discrepancy.report import Compared, Discrepancy, Gap
+from onebasin.discrepancy.runs import Runs
+from onebasin.errors import InputError
+from onebasin.options import refuse_unknown
+from onebasin.population import Population
+from onebasin.predict import predictions
+from onebasin.predict.predicting import Output, predict
+from onebasin.symmetry import Symmetry
+
+
+class Options(TypedDict, total=False):
+    """The finer points of `discrepancy`, all optional.
+
+    Attributes:
+        preset: "median" (a Gaussian kernel at the median distance), "pooled" (Laplace and Gaussian kernels at ten
+            bandwidths each), "paper" or "paper-floors" (those of paper 2). All but the first need l1 distances, which
+            take many times as long. Bandwidths are taken anew in every form.
+        permutations: of the test (999); 0 for none.
+        resamples: of the bootstrap interval (1000); 0 for none.
+        confidence: of the interval (0.95).
+        seed: of both (0).
+        layers: also judge every tensor by itself (True).
+        output: what is compared as the function, "probabilities" or "values", as in `predict`; by default
+            probabilities where the networks give several outputs for an example, which are then taken for classes.
+        scratch: folder for crowds in a form when they exceed 1 GB; the system's temporary folder by default.
+        progress: called with a sentence when a new step begins.
+    """
+
+    preset: str
+    permutations: int
+    resamples: int
+    confidence: float
+    seed: int
+    layers: bool
+    output: Output
+    scratch: PathLike
+    progress: Callable[[str], None]
+
+
+def discrepancy(
+    a: Population,
+    b: Population,
+    *,
+    symmetry: Symmetry | None = None,
+    forms: str | Sequence[str] = "unit-norm/max",
+    model: nn.Module | None = None,
+    inputs: Inputs | None = None,
+    **options: Unpack[Options],
+) -> Discrepancy:
+    """Measure how far two crowds are apart by the squared MMD of their weights and of their functions.
+
+    Crowds are read in blocks; neither is ever held in memory as a whole. `chain` of a population tells which members
+    share a run; without it every member counts as independent.
+
+    Args:
+        a: networks, in memory or on disk.
+        b: networks of the same architecture to compare with, such as a reference.
+        symmetry: of their model; without it only raw weights are compared.
+        forms: one or several ways to remove symmetries, see `forms`; `FORMS` for a table of how much hangs on it.
+        model: with `inputs`, also compare what the networks compute.
+        inputs: as the model takes them.
+        **options: see `Options`.
+
+    Raises:
+        InputError: an option cannot be used, or a crowd has fewer than 2 networks.
+        SpecError: the networks do not fit together, or hold NaN.
+
+    >>> import torch
+    >>> crowd = Population.from_stacked({"w": torch.arange(12.0).view(6, 2)})
+    >>> round(discrepancy(crowd[:3], crowd[3:], permutations=19, resamples=0).raw.total.squared, 3)
+    0.868
+    """
+    refuse_unknown(options, Options.__annotations__, "discrepancy")
+    chosen = [forms] if isinstance(forms, str) else list(forms)
+    for form in chosen:
+        check_form(form)
+    weight_names(a, b)
+    if min(len(a), len(b)) < 2:
+        raise InputError(f"expected at least 2 networks on each side, found {len(a)} and {len(b)}: add members")
+    if (model is None) != (inputs is None):
+        raise InputError("model and inputs go together, found one of them: give both to compare functions")
+    runs = Runs.of(a, b)
+    judge = _judge(runs, options)
+    tell = options.get("progress") or _silent
+    layers = options.get("layers", True)
+    tell("comparing raw weights")
+    raw = _compare(a, b, judge, layers)
+    compared: dict[str, Compared] = {}
+    for form in chosen if symmetry is not None else ():
+        assert symmetry is not None
+        tell(f"comparing in the form {form}")
+        scratch, seed = options.get("scratch"), options.get("seed", 0)
+        with in_form(a, b, symmetry, form, scratch=scratch, seed=seed) as (here, there, notes):
+            compared[form] = replace(_compare(here, there, judge, layers, moved=True), notes=notes)
+    function = None
+    if model is not None and inputs is not None:
+        tell("comparing functions")
+        function = _function(judge, model, (a, b), inputs, options.get("output"))
+    return Discrepancy((len(a), len(b)), runs.counts, runs.shares, judge.preset, raw, compared, function, _notes(runs))
+
+
+def _judge(runs: Runs, options: Options) -> Judge:
+    return Judge(
+        runs,
+        preset=options.get("preset", "median"),
+        permutations=options.get("permutations", 999),
+        resamples=options.get("resamples", 1000),
+        confidence=options.get("confidence", 0.95),
+        seed=options.get("seed", 0),
+    )
+
+
+def _compare(a: Population, b: Population, judge: Judge, layers: bool, *, moved: bool = False) -> Compared:
+    """One pass over both crowds; the distances of a tensor are dropped as soon as it has been judged."""
+    total: Distances | None = None
+    gaps: dict[str, Gap] = {}
+    for name, found in tensor_distances(a, b, judge.metrics, moved=moved):
+        if layers:
+            gaps[name] = judge.gap(found)
+        total = found if total is None else total + found
+    assert total is not None  # there are weights: weight_names has seen to it
+    return Compared(judge.gap(total), gaps, *total.means)
+
+
+def _function(
+    judge: Judge, model: nn.Module, crowds: tuple[Population, Population], inputs: Inputs, output: Output | None
+) -> Gap:
+    """Compare predictions as if they were weights."""
+    if output is None:
+        shape = predictions(model, crowds[0][:1], inputs).shape
+        output = "probabilities" if len(shape) > 2 and shape[2] > 1 else "values"
+    first, second = (
+        Population.from_stacked({"predictions": predict(model, crowd, inputs, output=output)}) for crowd in crowds
+    )
+    ((_, found),) = tensor_distances(first, second, judge.metrics)
+    return judge.gap(found)
+
+
+def _notes(runs: Runs) -> tuple[str, ...]:
+    if runs.trivial:
+        return ()
+    found = []
+    if min(runs.counts) == 1:
+        found.append("a crowd of one run: what runs explain is judged by the other crowd, and there is no interval")
+    elif min(runs.counts) < FEW:
+        found.append(f"{min(runs.counts)} runs on one side: intervals from so few are rough, and often too narrow")
+    if len(runs.sizes.unique()) > 1:
+        found.append("runs of unequal size: the test compares one network of each run")
+    return tuple(found)
+
+
+def _silent(text: str) -> None:
+    """Tell nobody."""

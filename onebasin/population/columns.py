@@ -1,0 +1,52 @@
+"""Read a range of columns of one tensor of all members: what sums over pairs of members need.
+
+A shard holds each tensor as (members, *shape), so a range of columns is a strided part of the mapped file. It is copied
+into a buffer of the caller, and the map is dropped with the call: pages of the file never pile up in memory.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from onebasin.population.crowd import Population
+from onebasin.population.sources import consecutive
+
+
+def device_of(population: Population) -> torch.device:
+    """Where the members live once they are read; the CPU for those on disk."""
+    return next((source.device for source in population._sources), torch.device("cpu"))
+
+
+def read_columns(population: Population, name: str, start: int, stop: int, out: Tensor) -> None:
+    """Copy columns start:stop of a tensor, each member laid flat, into `out`, in the dtype and on the device of `out`.
+
+    >>> out = torch.empty(2, 2)
+    >>> read_columns(Population.from_stacked({"w": torch.arange(8.0).view(2, 2, 2)}), "w", 1, 3, out)
+    >>> out.tolist()
+    [[1.0, 2.0], [5.0, 6.0]]
+
+    Args:
+        population: in memory or on disk.
+        name: of the tensor.
+        start: first column.
+        stop: one after the last column.
+        out: (members, stop - start).
+    """
+    first = 0
+    owned = population._rows
+    for source in population._sources:
+        inside = (owned >= first) & (owned < first + source.count)
+        places = inside.nonzero().flatten()
+        if len(places):
+            stored = source.views([name], 0, source.count)[name]
+            flat = stored.reshape(source.count, -1)[:, start:stop]
+            _copy(out, places, flat, owned[places] - first)
+        first += source.count
+
+
+def _copy(out: Tensor, places: Tensor, flat: Tensor, rows: Tensor) -> None:
+    """Copy rows of `flat` to places of `out`; runs of neighbours at once."""
+    for position, place, length in consecutive(places):
+        for offset, row, count in consecutive(rows[position : position + length]):
+            out[place + offset : place + offset + count].copy_(flat[row : row + count])
