@@ -1,0 +1,125 @@
+"""Mutual information of every pair of networks of a crowd, on inputs they know and on foreign ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.calling import Inputs
+from onebasin.diversity.pairing import Pairs
+from onebasin.diversity.report import Diversity
+from onebasin.diversity.spread import pearson, spearman
+from onebasin.errors import InputError
+from onebasin.metrics.entropy import mutual_information
+from onebasin.metrics.pairs import pairwise_mutual_information
+from onebasin.population import Population
+from onebasin.predict import examples_in, outputs
+from onebasin.predict.batches import batches
+from onebasin.predict.drawing import Crowd, networks_of
+from onebasin.predict.predicting import Options, check_output, predict
+
+HELD = 1 << 30  # bytes of probabilities in memory: inputs are cut into pieces that give as many
+_CELLS = 1 << 22  # probabilities that are looked at in float64 at a time
+
+
+def diversity(
+    model: nn.Module,
+    crowd: Crowd,
+    inside: Inputs,
+    outside: Inputs | None = None,
+    *,
+    members: int = 1000,
+    threshold: float = 0.1,
+    closest: int = 10,
+    **options: Unpack[Options],
+) -> Diversity:
+    """Compare every pair of networks as functions, by the mutual information H((p + q) / 2) - (H(p) + H(q)) / 2.
+
+    >>> crowd = Population.from_stacked({"weight": torch.tensor([[[9e9], [0.0]], [[0.0], [9e9]], [[0.0], [9e9]]])})
+    >>> found = diversity(nn.Linear(1, 2, bias=False), crowd, torch.tensor([[1.0]]))
+    >>> found.matrix[0].tolist(), found.collapse.functions  # log 2 for networks that contradict each other
+    ([0.0, 0.6931..., 0.6931...], 2)
+
+    Args:
+        model: the function of a classifier; left exactly as it was.
+        crowd: a Population, whose `chain` says which networks belong together; or a Posterior that is drawn from, with
+            its components as chains.
+        inside: inputs like those the networks were made for.
+        outside: foreign inputs.
+        members: largest number of networks that are compared. Of a larger Population so many are chosen at random by
+            `seed`; a Posterior gives as many as `draws` says.
+        threshold: pairs whose inside mutual information is at most this share of the median have collapsed
+            into one function.
+        closest: how many of the closest pairs are listed.
+        options: `draws`, `seed`, `chunk`, `batch` and `progress`, as in `predict`; progress is told for each pass over
+            the networks anew.
+
+    Raises:
+        InputError: there are fewer than two networks or two classes, or an option makes no sense.
+    """
+    check_output("probabilities", options)
+    if members < 2 or threshold < 0 or closest < 0:
+        raise InputError(
+            f"expected members >= 2, threshold >= 0 and closest >= 0, found {members}, {threshold} and {closest}: "
+            "correct them"
+        )
+    numbers, crowd, of = _chosen(crowd, members, options)
+    chain = networks_of(crowd, len(numbers), options.get("seed", 0)).chain
+    pairs = Pairs.of(len(numbers), chain)
+    matrix, whole = _information(model, crowd, inside, options)
+    side, other, foreign = pairs.side(matrix, examples_in(inside), whole), None, None
+    together: tuple[float | None, float | None] = None, None
+    if outside is not None:
+        foreign, whole = _information(model, crowd, outside, options)
+        other = pairs.side(foreign, examples_in(outside), whole)
+        here, there = pairs.values(matrix), pairs.values(foreign)
+        together = pearson(here, there), spearman(here, there)
+    collapse, listed = pairs.collapse(matrix, threshold), pairs.closest(matrix, foreign, numbers, closest)
+    return Diversity(numbers, of, side, other, *together, collapse, listed, matrix, foreign)
+
+
+def _chosen(crowd: Crowd, members: int, options: Options) -> tuple[Tensor, Crowd, int]:
+    """Numbers of the networks to compare, the crowd of them, and how many there were to choose from."""
+    if not isinstance(crowd, Population):
+        networks_of(crowd, draws := options.get("draws", 100), 0)  # says what is wrong with it
+        return _at_least_two(torch.arange(draws)), crowd, draws
+    count = len(crowd)
+    numbers = torch.arange(count)
+    if count > members:
+        generator = torch.Generator().manual_seed(options.get("seed", 0))
+        numbers = torch.randperm(count, generator=generator)[:members].sort().values
+    return _at_least_two(numbers), crowd if count <= members else crowd[numbers], count
+
+
+def _at_least_two(numbers: Tensor) -> Tensor:
+    if len(numbers) < 2:
+        raise InputError(f"expected at least 2 networks to compare, found {len(numbers)}: add members")
+    return numbers
+
+
+def _information(model: nn.Module, crowd: Crowd, inputs: Inputs, options: Options) -> tuple[Tensor, float]:
+    """Mutual information of every pair, float64 (M, M), and of all networks together; means over examples."""
+    total, whole, examples = torch.zeros(()), 0.0, 0
+    for piece in _pieces(model, crowd, inputs, options):
+        found = predict(model, crowd, piece, **options)
+        probabilities = found.movedim(2, -1).flatten(1, -2)  # places of a network that speaks about many
+        count = probabilities.shape[1]
+        total = total + count * pairwise_mutual_information(probabilities).cpu()
+        step = max(1, _CELLS // probabilities[:, 0].numel())
+        whole += sum(float(mutual_information(part).sum()) for part in probabilities.split(step, dim=1))
+        examples += count
+    return total / examples, whole / examples
+
+
+def _pieces(model: nn.Module, crowd: Crowd, inputs: Inputs, options: Options) -> Iterator[Inputs]:
+    """Inputs in pieces whose probabilities, of all networks, fit into memory."""
+    networks = networks_of(crowd, options.get("draws", 100), options.get("seed", 0))
+    _, first = next(iter(networks.blocks(1)))
+    rows, (arguments, named) = next(batches(inputs, 2))
+    answer = outputs(model, {name: value[0] for name, value in first.items()}, named or arguments)
+    each = len(networks) * answer.nbytes // (rows.stop - rows.start)
+    for _, (arguments, named) in batches(inputs, max(1, HELD // max(1, each))):
+        yield named or arguments
