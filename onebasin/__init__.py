@@ -3,7 +3,7 @@
 What is listed here is the public interface; anything else may change without notice.
 """
 
-from onebasin import errors, metrics
+from onebasin import compact, errors, metrics, pruning
 from onebasin.align import (
     align,
     balance,
@@ -16,10 +16,16 @@ from onebasin.align import (
     merge,
     transpositions,
 )
+from onebasin.assess import evaluate
+from onebasin.compact import refine
+from onebasin.discrepancy import discrepancy
+from onebasin.diversity import diversity
 from onebasin.errors import OnebasinError
 from onebasin.inference import LearnedNoise, approximate, diagnose, sample
 from onebasin.population import Population
-from onebasin.posterior import Posterior, load_posterior
+from onebasin.posterior import Posterior, fit, load_posterior
+from onebasin.predict.predicting import predict
+from onebasin.pruning import prune
 from onebasin.state import State
 from onebasin.symmetry import Element, Leg, Proof, Space, Symmetry, discover, verify
 
@@ -40,15 +46,24 @@ __all__ = [
     "barrier",
     "barrier_report",
     "canonicalise",
+    "compact",
     "diagnose",
     "discover",
+    "discrepancy",
+    "diversity",
     "errors",
+    "evaluate",
     "exchangeability",
+    "fit",
     "load_posterior",
     "match",
     "match_activations",
     "merge",
     "metrics",
+    "predict",
+    "prune",
+    "pruning",
+    "refine",
     "sample",
     "transpositions",
     "verify",

@@ -10,6 +10,7 @@ import click
 import pytest
 
 import onebasin
+from onebasin.calling import global_seed
 from onebasin.cli.main import group
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,6 +44,16 @@ def test_the_readme_example_runs_and_prints_what_the_readme_shows(generate: Modu
     fresh = generate.readme(text)
     assert "same function: True" in fresh
     assert text == fresh, "run make docs"
+
+
+def test_the_examples_about_metrics_run(capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(blocks) == 4
+    names: dict[str, object] = {"__name__": "page"}
+    with global_seed(0):
+        for block in blocks:
+            exec(compile(block, "docs/metrics.md", "exec"), names)
+    assert "auroc" in capsys.readouterr().out.lower()
 
 
 def test_the_check_mode_reports_a_stale_page(

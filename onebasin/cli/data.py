@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onebasin.data import digits
 from onebasin.errors import InputError, StorageError, UnsafeFileError
 from onebasin.population.tensor_file import map_tensors, read_header
 from onebasin.predict import Inputs, examples_in
@@ -65,6 +66,14 @@ def read(path: Path, *, limit: int | None = None, targets: bool = True) -> Examp
         inputs = tensors[wanted[""]]
     examples_in(inputs)
     return Examples(inputs, _numbers(tensors[goal]) if goal else None)
+
+
+def read_pair(text: str, limit: int | None = None) -> tuple[Inputs, Tensor]:
+    """Inputs and targets of a file, or of the digits under that word."""
+    if text == "digits":
+        inputs, targets = digits()
+        return inputs[:limit], targets[:limit]
+    return read(Path(text), limit=limit).pair
 
 
 def _numbers(targets: Tensor) -> Tensor:

@@ -11,11 +11,14 @@ from collections.abc import Sequence
 import click
 
 from onebasin.cli.align import align
+from onebasin.cli.compact import compact
 from onebasin.cli.compare import compare
 from onebasin.cli.demo import demo
 from onebasin.cli.discover import discover
+from onebasin.cli.evaluate import evaluate
 from onebasin.cli.merge import merge
 from onebasin.cli.options import debug
+from onebasin.cli.prune import prune
 from onebasin.cli.sample import sample
 from onebasin.errors import DiskError, OnebasinError
 
@@ -29,7 +32,7 @@ def group() -> None:
     """Find the symmetries of neural networks, and read crowds of networks as one posterior."""
 
 
-for verb in (align, compare, demo, discover, merge, sample):
+for verb in (align, compact, compare, demo, discover, evaluate, merge, prune, sample):
     group.add_command(verb)
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
-from torch import Tensor, nn
+from torch import nn
 
 from onebasin.calling import global_seed
 from onebasin.cli import data as examples
@@ -16,14 +16,12 @@ from onebasin.cli.load import load
 from onebasin.cli.methods import WithMethods, option_page
 from onebasin.cli.options import debug, progress_bar
 from onebasin.cli.sample_report import diagnostics_table, fit_sentence, mixing_sentence
-from onebasin.data import digits
 from onebasin.errors import InputError, OnebasinError
 from onebasin.inference.density.likelihood import KINDS
 from onebasin.inference.runs.definition import read_definition
 from onebasin.inference.runs.job import METHODS
 from onebasin.inference.sampling import sample as draw
 from onebasin.population import Population
-from onebasin.predict import Inputs
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _CONSTANTS = {"true": True, "false": False, "none": None}
@@ -118,7 +116,7 @@ def sample(
         network = load(model).model
     if chosen.get("workers", 1) > 1:
         _check_importable(network, model)
-    pair = _examples(data, limit)
+    pair = examples.read_pair(data, limit)
     try:
         with progress_bar(f"sampling with {method}") as show:
             found = draw(network, pair, method, seed=seed, path=output, resume=resume, progress=show, **chosen)
@@ -147,13 +145,6 @@ def _check_importable(network: nn.Module, reference: str) -> None:
             f"several workers need a model whose classes can be imported, found some that {file} defines: go to its "
             f"folder and name it {Path(file).stem}:{name}, or leave --workers out"
         )
-
-
-def _examples(text: str, limit: int | None) -> tuple[Inputs, Tensor]:
-    if text == "digits":
-        inputs, targets = digits()
-        return inputs[:limit], targets[:limit]
-    return examples.read(Path(text), limit=limit).pair
 
 
 def _chosen(*, prior: tuple[str, ...], noise: str | None, settings: tuple[str, ...], **options: Any) -> dict[str, Any]:

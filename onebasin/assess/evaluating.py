@@ -1,0 +1,154 @@
+"""Everything that a crowd is worth on some data, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypedDict, Unpack, cast
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.assess.classes import (
+    comparison_numbers,
+    detection_numbers,
+    outside_numbers,
+    predictive_numbers,
+    tempered_numbers,
+)
+from onebasin.assess.evaluation import Evaluation
+from onebasin.assess.gathering import gather
+from onebasin.assess.intervals import Sampling
+from onebasin.assess.values import Noise, value_numbers
+from onebasin.calling import Inputs
+from onebasin.errors import InputError
+from onebasin.options import refuse_unknown
+from onebasin.predict.batches import check_targets
+from onebasin.predict.drawing import Crowd
+from onebasin.predict.predicting import Options as Passing
+from onebasin.predict.predicting import predict
+
+KINDS = ("categorical", "bernoulli", "gaussian")
+
+
+class Options(TypedDict, total=False):
+    """What `evaluate` may also be told.
+
+    Attributes:
+        likelihood: "categorical" for class numbers, "bernoulli" for targets 0 or 1 and one logit, "gaussian" for
+            values. Default: categorical for whole numbers, gaussian for others.
+        noise: for gaussian: the standard deviation of targets, or "learned" where the model gives means and log
+            deviations, which is the default where it does.
+        draws: networks drawn from a Posterior, 100 by default.
+        seed: of these draws, of the halves for the temperature, and of the bootstrap; 0 by default.
+        bins: of calibration errors, 15 by default.
+        resamples: bootstrap draws of the examples, 1,000 by default.
+        level: of the bootstrap intervals, 0.95 by default.
+        coverage: levels of the predictive intervals of values, (0.5, 0.9, 0.95) by default.
+        chunk: networks in one pass, as in `predict`.
+        batch: examples in one pass, as in `predict`.
+        progress: called with (networks done, networks in all) in each of the passes.
+    """
+
+    likelihood: str | None
+    noise: Noise
+    draws: int
+    seed: int
+    bins: int
+    resamples: int
+    level: float
+    coverage: Sequence[float]
+    chunk: int
+    batch: int
+    progress: Callable[[int, int], None]
+
+
+def evaluate(
+    model: nn.Module,
+    crowd: Crowd,
+    data: tuple[Inputs, Tensor],
+    *,
+    outside: Inputs | None = None,
+    reference: Crowd | Tensor | None = None,
+    **options: Unpack[Options],
+) -> Evaluation:
+    """Evaluate the average predictive of a crowd, each number with a bootstrap interval over the examples.
+
+    Classifiers run once over the examples, once over `outside` and once for a reference crowd, and only averages are
+    kept: a thousand networks need no more memory than one. Values need all predictions together, members x examples
+    x outputs: 1,000 networks on 10,000 examples are 80 MB.
+
+    >>> from onebasin.population import Population
+    >>> crowd = Population.from_stacked({"weight": torch.tensor([[[3.0], [0.0]], [[2.0], [0.0]]])})
+    >>> inputs, targets = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), torch.tensor([0, 1, 0, 0])
+    >>> found = evaluate(nn.Linear(1, 2, bias=False), crowd, (inputs, targets), outside=torch.zeros(3, 1))
+    >>> found.inside["accuracy"].value, found.detection["msp"]["auroc"].value
+    (0.75, 1.0)
+
+    Args:
+        model: the function; left exactly as it was.
+        crowd: a Population, or a Posterior, from which networks are drawn.
+        data: (inputs, targets). Inputs are a tensor, a tuple of positional or a dict of keyword inputs.
+        outside: foreign inputs, to be told from those of `data`; for classifiers.
+        reference: another crowd of the same model, or its average predictive (examples, classes) for these inputs;
+            for classifiers. A reference posterior is drawn from with `seed` + 1.
+        options: see `Options`.
+
+    Raises:
+        InputError: an option is unknown, targets do not fit, or the networks' outputs are not finite.
+    """
+    refuse_unknown(options, Options.__annotations__, "evaluate")
+    inputs, targets = data
+    targets = torch.as_tensor(targets)
+    check_targets(inputs, targets)
+    kind = _kind(options.get("likelihood"), targets)
+    sampling = Sampling(options.get("resamples", 1000), options.get("level", 0.95), options.get("seed", 0))
+    passing = cast("Passing", {name: value for name, value in options.items() if name in Passing.__annotations__})
+    settings: dict[str, Any] = {**sampling._asdict(), "method": "bca"}
+    settings["resamples"] = settings.pop("draws")
+    if kind == "gaussian":
+        if outside is not None or reference is not None:
+            raise InputError(
+                "outside and reference compare class probabilities, found a gaussian likelihood: leave them out"
+            )
+        levels, noise = options.get("coverage", (0.5, 0.9, 0.95)), options.get("noise")
+        outputs = predict(model, crowd, inputs, output="values", **passing)
+        numbers = value_numbers(outputs, targets.to(outputs.device), noise, levels, sampling)
+        return Evaluation(kind, len(outputs), len(targets), 0, numbers, settings={**settings, "noise": noise})
+    bins = options.get("bins", 15)
+    own = gather(model, crowd, inputs, kind, **passing)
+    goals = _class_numbers(targets, kind).to(own.logits.device)
+    inside = predictive_numbers(own, goals, bins, sampling)
+    temperature, cooled = tempered_numbers(own.log_probabilities, goals, bins, sampling)
+    settings["bins"] = bins
+    found = Evaluation(kind, own.members, len(goals), 0, inside, temperature, cooled, settings=settings)
+    if outside is not None:
+        foreign = gather(model, crowd, outside, kind, **passing)
+        away, told = outside_numbers(foreign, sampling), detection_numbers(own, foreign, sampling)
+        found = replace(found, outside_examples=len(foreign.logits), outside=away, detection=told)
+    if reference is not None:
+        if not isinstance(reference, Tensor):
+            passing["seed"] = sampling.seed + 1  # two posteriors should not be compared by the same random numbers
+            reference = gather(model, reference, inputs, kind, **passing).probabilities
+        found = replace(found, reference=comparison_numbers(own.probabilities, reference, sampling))
+    return found
+
+
+def _kind(likelihood: str | None, targets: Tensor) -> str:
+    if likelihood is None:
+        return "gaussian" if targets.is_floating_point() else "categorical"
+    if likelihood not in KINDS:
+        raise InputError(f"expected a likelihood out of {', '.join(KINDS)}, found {likelihood!r}: choose one of them")
+    return likelihood
+
+
+def _class_numbers(targets: Tensor, kind: str) -> Tensor:
+    """Targets as class numbers (examples,); 0 and 1 may be stored as floats, in a column."""
+    if kind == "bernoulli" and targets.numel() == len(targets) and bool(((targets == 0) | (targets == 1)).all()):
+        return targets.reshape(-1).long()
+    if kind == "bernoulli":
+        raise InputError(
+            f"expected one target per example, 0 or 1, found {tuple(targets.shape)} from {float(targets.min()):g} to "
+            f"{float(targets.max()):g}: evaluate the outputs one by one"
+        )
+    return targets

@@ -1,0 +1,217 @@
+"""``onebasin compact``: many networks -> one posterior in the space of a few, and a record of what it keeps."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onebasin import metrics
+from onebasin.align.crowd.align import align
+from onebasin.cli import data as examples
+from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks
+from onebasin.cli.options import debug, progress_bar
+from onebasin.cli.tables import short, table
+from onebasin.compact import calibrate, prior_shares, refine
+from onebasin.errors import InputError
+from onebasin.population import Population
+from onebasin.population.durable import make_folder, publish
+from onebasin.posterior import Posterior, fit
+from onebasin.posterior.family import FAMILIES
+from onebasin.predict import Inputs
+from onebasin.predict.drawing import Crowd
+from onebasin.predict.predicting import predict
+
+FORMAT = "onebasin compact 1"
+_MOVES = {"refine": refine, "calibrate": calibrate}
+
+
+@click.command()
+@click.argument("networks", metavar="POPULATION", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File of the posterior, .safetensors; the record goes beside it, with .json for its ending.",
+)
+@architecture_options
+@click.option("--family", type=click.Choice(FAMILIES), default="diagonal", show_default=True, help="See below.")
+@click.option("--rank", type=click.IntRange(min=1), metavar="N", help="Directions of a low-rank family.")
+@click.option("--components", metavar="N", help="Of a mixture: a number, or chains for one component per chain.")
+@click.option("--raw", is_flag=True, help="Take the networks as they are, without moving them into one basin first.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help=f"Unlabelled inputs for --refine and --calibrate, such as those of training: {examples.INPUT_GRAMMAR}.",
+)
+@click.option(
+    "--test",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Held-out inputs: compare the predictions of the posterior with those of the networks on them.",
+)
+@click.option(
+    "--refine",
+    "move",
+    flag_value="refine",
+    help="Move means and deviations until draws predict what the networks predict on --data.",
+)
+@click.option(
+    "--calibrate", "move", flag_value="calibrate", help="The same with only one width and one gain for each tensor."
+)
+@click.option("--values", is_flag=True, help="The model gives values, not logits of classes.")
+@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Of --refine (3000) or --calibrate (300).")
+@click.option("--draws", type=click.IntRange(min=2), default=100, metavar="N", show_default=True, help="For --test.")
+@click.option(
+    "--prior",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="X",
+    help="Standard deviation of the prior: also tell which share of the weights is still at it.",
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of each file.")
+@click.option("--force", is_flag=True, help="Replace the files if they exist.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record instead of tables, and nothing else.")
+@debug
+def compact(
+    *, networks: Path, output: Path, architecture: Architecture, force: bool, as_json: bool, **options: Any
+) -> None:
+    """Keep the networks of POPULATION as one posterior.
+
+    POPULATION is a folder of checkpoints, a population folder, or a file with several networks. They are moved into
+    one basin, and a mean and a standard deviation of every weight are fitted (diagonal: the storage of 2 networks), or
+    --rank directions more (low-rank), or one such Gaussian for each of several --components (mixture).
+
+    Draws of a diagonal posterior of HMC samples predict badly, because weights are not independent. With --refine they
+    predict what the networks predict; the deviations are then no longer those of the networks' weights, and the
+    record says so.
+
+    \b
+      onebasin compact draws/ -o q.safetensors --model onebasin.examples:digits_mlp --input 2x64
+      onebasin compact draws/ -o q.safetensors --model model.py:net --refine --data train.npz --test test.npz
+      onebasin compact aligned/ -o q.safetensors --raw --family low-rank --rank 20 --symmetry symmetry.json
+    """  # noqa: D301 - click reads the backspace: keep these lines apart
+    record = output.with_suffix(".json")
+    _check(output, record, force, options)
+    known = know(architecture)
+    crowd = open_networks(networks, known)
+    with progress_bar(f"compacting {len(crowd):,} networks") as show:
+        aligned = crowd if options["raw"] else align(crowd, known.symmetry, progress=show).population
+        fitted = _fitted(aligned, known, options)
+        found = _moved(fitted, known, crowd, options, seed=architecture.seed, show=show)
+        told = {
+            "format": FORMAT,
+            "population": str(networks),
+            "posterior": str(output),
+            "networks": len(crowd),
+            "storage": found.networks,
+            "aligned": not options["raw"],
+            "provenance": dict(found.provenance),
+            "deviations": _deviations(found),
+            "predictions": _compared(fitted, found, known, crowd, options, architecture.seed),
+            "prior": None if options["prior"] is None else prior_shares(fitted, options["prior"]).to_json(),
+        }
+    text = json.dumps(told, indent=1, default=str) + "\n"
+    found.save(output)
+    publish(record, lambda file: file.write(text.encode()), replace=True)
+    click.echo(
+        text.rstrip("\n") if as_json else f"{_page(told, found)}\n\n{output}: the posterior; {record}: this record"
+    )
+
+
+def _check(output: Path, record: Path, force: bool, options: dict[str, Any]) -> None:
+    """Refuse before the work, not after it."""
+    if output.suffix != ".safetensors":
+        raise InputError(f"a posterior is a .safetensors file, found {output}: give --output such a name")
+    for path in (output, record):
+        if path.exists() and not force:
+            raise InputError(f"{path} exists: choose another --output, or give --force to replace it")
+    make_folder(output.parent)
+    move = options["move"]
+    if (move is None) != (options["data"] is None):
+        given, missing = (f"--{move}", "--data") if move else ("--data", "--refine or --calibrate")
+        raise InputError(f"{given} goes with {missing}: give both, or neither")
+    if options["steps"] is not None and move is None:
+        raise InputError("--steps are those of --refine or --calibrate: give one of them too")
+
+
+def _fitted(aligned: Population, known: Known, options: dict[str, Any]) -> Posterior:
+    components = options["components"]
+    if components is not None and components != "chains":
+        if not components.isdecimal():
+            raise InputError(f"expected --components to be a number or chains, found {components!r}: give one of them")
+        components = int(components)
+    return fit(aligned, options["family"], rank=options["rank"], components=components, model=known.model)
+
+
+def _moved(
+    fitted: Posterior, known: Known, crowd: Population, options: dict[str, Any], *, seed: int, show: Any
+) -> Posterior:
+    if options["move"] is None:
+        return fitted
+    model = known.runs(f"--{options['move']}")
+    given: dict[str, Any] = {"seed": seed, "progress": show, "output": _output(options)}
+    if options["steps"] is not None:
+        given["steps"] = options["steps"]
+    return _MOVES[options["move"]](fitted, model, crowd, _inputs(options["data"], options["limit"]), **given)
+
+
+def _inputs(path: Path, limit: int | None) -> Inputs:
+    return examples.read(path, limit=limit, targets=False).inputs
+
+
+def _output(options: dict[str, Any]) -> Any:
+    return "values" if options["values"] else "probabilities"
+
+
+def _deviations(found: Posterior) -> dict[str, float]:
+    """Tensor -> root mean square of its standard deviations."""
+    return {name: float(found.std[name].double().square().mean().sqrt()) for name in found.layout.names}
+
+
+def _compared(
+    fitted: Posterior, found: Posterior, known: Known, crowd: Population, options: dict[str, Any], seed: int
+) -> dict[str, Any] | None:
+    """Predictions of the posterior beside those of the networks, and beside as many networks as its storage holds."""
+    if options["test"] is None:
+        return None
+    model, inputs = known.runs("--test"), _inputs(options["test"], options["limit"])
+    count = max(1, round(found.networks))
+    crowds: dict[str, Crowd] = {
+        "posterior": found,
+        f"{count} of the networks": crowd[:: max(1, len(crowd) // count)][:count],
+    }
+    if found is not fitted:
+        crowds = {"before": fitted, **crowds}
+    output = _output(options)
+    goal = predict(model, crowd, inputs, output=output, average=True)
+    rows = {}
+    for name, one in crowds.items():
+        own = predict(model, one, inputs, output=output, average=True, draws=options["draws"], seed=seed)
+        rows[name] = (
+            {"rms_difference": float((own - goal).square().mean().sqrt())}
+            if options["values"]
+            else {
+                "agreement": float(metrics.agreement(own, goal)),
+                "total_variation": float(metrics.total_variation(own, goal)),
+            }
+        )
+    return rows
+
+
+def _page(told: dict[str, Any], found: Posterior) -> str:
+    parts = [f"{told['networks']:,} networks -> {str(found).removeprefix('Posterior: ')}"]
+    parts.append(table([("tensor", "deviation"), *((name, short(x)) for name, x in told["deviations"].items())]))
+    if rows := told["predictions"]:
+        columns = list(next(iter(rows.values())))
+        head = ("predictions against those of all networks", *(name.replace("_", " ") for name in columns))
+        parts.append(table([head, *((name, *(f"{row[c]:.4f}" for c in columns)) for name, row in rows.items())]))
+    for form in ("refined", "calibrated"):
+        if form in found.provenance:
+            narrowing = found.provenance[form]["narrowing"]
+            kept = "the predictions are kept, the deviations are not"
+            parts.append(f"{form}: {kept}; their median is {narrowing:.2f} of the fit's")
+    if told["prior"]:
+        parts.append(f"still at the prior: {100 * told['prior']['total']:.1f} % of the weights")
+    return "\n\n".join(parts)

@@ -1,0 +1,50 @@
+"""What a path holds as a crowd: networks, or a posterior that networks are drawn from."""
+
+from pathlib import Path
+
+from torch import nn
+
+from onebasin.calling import global_seed
+from onebasin.cli.load import load
+from onebasin.cli.networks import Known, open_networks
+from onebasin.errors import StorageError
+from onebasin.population.tensor_file import read_header
+from onebasin.posterior import Posterior, load_posterior
+from onebasin.posterior.store import FORMAT as POSTERIOR
+from onebasin.predict.drawing import Crowd
+from onebasin.predict.forward import check_fits
+from onebasin.state import as_spec
+from onebasin.symmetry import Symmetry
+
+
+def build(reference: str, seed: int) -> nn.Module:
+    """The model behind ``path/to/file.py:factory`` or ``package.module:factory``, with weights drawn from the seed."""
+    with global_seed(seed):
+        return load(reference).model
+
+
+def open_crowd(path: Path, model: nn.Module) -> Crowd:
+    """The posterior in a file, or the networks in a population folder, a folder of files or one file.
+
+    Raises:
+        StorageError: there is no such path, or it holds neither.
+        SpecError: the networks are of another architecture than the model.
+    """
+    if not path.exists():
+        raise StorageError(f"there is no {path}: give a population folder, files of networks, or a posterior's file")
+    posterior = posterior_in(path, model)
+    return open_networks(path, shapes_of(model), finite=False) if posterior is None else posterior
+
+
+def posterior_in(path: Path, model: nn.Module) -> Posterior | None:
+    """The posterior in a file, refused if it is one of another architecture; None where the path holds none."""
+    if path.suffix != ".safetensors" or not path.is_file() or read_header(path).metadata.get("onebasin") != POSTERIOR:
+        return None
+    posterior = load_posterior(path)
+    check_fits(model, posterior.mean)
+    return posterior
+
+
+def shapes_of(model: nn.Module) -> Known:
+    """A model whose symmetries nobody asked for."""
+    return Known(Symmetry((), {name: spec.shape for name, spec in as_spec(model).items()}), model, None)

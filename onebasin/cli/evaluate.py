@@ -1,0 +1,134 @@
+"""``onebasin evaluate``: a crowd and data -> what its predictions are worth, each number with its interval."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onebasin.assess import evaluate as assess
+from onebasin.assess.evaluating import KINDS
+from onebasin.cli import data as examples
+from onebasin.cli.crowds import build, open_crowd
+from onebasin.cli.options import debug, progress_bar
+from onebasin.errors import InputError
+from onebasin.population.durable import make_folder, publish
+
+FORMAT = "onebasin evaluation 1"
+_GIVEN = ("likelihood", "noise", "draws", "resamples", "level", "bins")
+
+
+@click.command()
+@click.argument("model", metavar="MODEL")
+@click.argument("crowd", metavar="CROWD", type=click.Path(path_type=Path))
+@click.argument("data", metavar="DATA")
+@click.option(
+    "--outside",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help=f"Foreign inputs, to be told from those of DATA: {examples.INPUT_GRAMMAR}.",
+)
+@click.option(
+    "--reference",
+    type=click.Path(path_type=Path),
+    metavar="CROWD",
+    help="Another crowd of the same model: also measure agreement and total variation with its predictions.",
+)
+@click.option(
+    "--likelihood",
+    type=click.Choice(KINDS),
+    help="Of the targets. Default: categorical for whole numbers, which are classes, gaussian for others.",
+)
+@click.option(
+    "--noise",
+    metavar="X",
+    help="Standard deviation of gaussian targets, or learned, for a model that gives means and log deviations.",
+)
+@click.option("--draws", type=click.IntRange(min=1), metavar="N", help="Networks from a posterior. Default: 100.")
+@click.option(
+    "--resamples", type=click.IntRange(min=2), metavar="N", help="Bootstrap draws of the examples. Default: 1000."
+)
+@click.option(
+    "--level",
+    type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
+    metavar="X",
+    help="Of the bootstrap intervals. Default: 0.95.",
+)
+@click.option("--bins", type=click.IntRange(min=1), metavar="N", help="Of calibration errors. Default: 15.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of each file.")
+@click.option(
+    "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Of everything random."
+)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File for the record, as JSON text."
+)
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@click.option("--json", "as_json", is_flag=True, help="Print the record instead of tables, and nothing else.")
+@debug
+def evaluate(
+    *, model: str, crowd: Path, data: str, output: Path | None, force: bool, as_json: bool, **options: Any
+) -> None:
+    """Evaluate the average prediction of CROWD on DATA.
+
+    MODEL is path/to/file.py:factory or package.module:factory, as for discover. CROWD is a population: a folder of
+    sample or align, a folder of files with a network each, or one file; or the file of a posterior, from which
+    networks are drawn. DATA is the word digits, for 1,797 handwritten digits, or a file: .npz or .safetensors with
+    inputs (or x, X; inputs.NAME for each of several) and targets (or y, Y).
+
+    For classes: accuracy, negative log-likelihood, Brier score, calibration errors, mutual information, and the first
+    and the calibration error again with a temperature that was fitted on half of the examples. For values: RMSE,
+    negative log-likelihood, and coverage and width of predictive intervals. Brackets hold bootstrap intervals.
+
+    \b
+      onebasin evaluate onebasin.examples:digits_mlp draws/ digits --limit 500
+      onebasin evaluate model.py:net draws/ test.npz --outside foreign.npz -o record.json
+      onebasin evaluate model.py:net posterior.safetensors test.npz --reference draws/ --json
+    """  # noqa: D301 - click reads the backspace: keep these lines apart
+    _check_output(output, force)
+    outside, reference, limit, seed = (options[name] for name in ("outside", "reference", "limit", "seed"))
+    given = {name: options[name] for name in _GIVEN if options[name] is not None}
+    if "noise" in given:
+        given["noise"] = _noise(given["noise"])
+    network = build(model, seed)
+    networks = open_crowd(crowd, network)
+    other = None if reference is None else open_crowd(reference, network)
+    pair = examples.read_pair(data, limit)
+    foreign = None if outside is None else examples.read(outside, limit=limit, targets=False).inputs
+    with progress_bar(f"evaluating {crowd}") as show:
+        found = assess(
+            network,
+            networks,
+            pair,
+            outside=foreign,
+            reference=other,
+            seed=seed,
+            progress=lambda done, members: show(done, members, "networks"),
+            **given,
+        )
+    facts = {"model": model, "crowd": crowd, "data": data, "outside": outside, "reference": reference}
+    told = {name: None if value is None else str(value) for name, value in facts.items()}
+    record = json.dumps({"format": FORMAT, "given": told, **found.record()}, indent=1, allow_nan=False)
+    if output is not None:
+        publish(output, lambda file: file.write(f"{record}\n".encode()), replace=True)
+    click.echo(record if as_json else f"{found}" + ("" if output is None else f"\n\n{output}"))
+
+
+def _check_output(output: Path | None, force: bool) -> None:
+    """Refuse before the work, not after it."""
+    if output is None:
+        return
+    if output.exists() and not force:
+        raise InputError(f"{output} exists: choose another --output, or give --force to replace it")
+    make_folder(output.parent)
+
+
+def _noise(text: str) -> float | str:
+    """A standard deviation, or the word learned.
+
+    >>> _noise("0.5"), _noise("learned")
+    (0.5, 'learned')
+    """
+    try:
+        return "learned" if text == "learned" else float(text)
+    except ValueError as error:
+        raise InputError(f"expected --noise to be a number or learned, found {text!r}: give one of them") from error
