@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-BENCHMARKS := discovery apply population alignment geometry paper_compact inference
+BENCHMARKS := discovery apply population alignment geometry paper_compact inference compact pruning fitting discrepancy diversity
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types unit bench docs format clean

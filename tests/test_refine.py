@@ -190,6 +190,16 @@ def test_low_rank_and_mixtures_move_too(problem: tuple[nn.Module, Population, Te
         assert far(model, refined, crowd, test) < far(model, fitted, crowd, test)
 
 
+@pytest.mark.parametrize("form", [refine, calibrate])
+def test_a_pooled_spread_stays_one(problem: tuple[nn.Module, Population, Tensor, Tensor], form: object) -> None:
+    model, crowd, train, _ = problem
+    fitted = fit(crowd, "mixture", components=3, pooled=True)
+    assert callable(form)
+    found = form(fitted, model, crowd, train, steps=3)
+    assert found.networks == fitted.networks == 4
+    assert not torch.equal(found.components[0].centre, fitted.components[0].centre)
+
+
 def test_weights_without_spread_keep_none() -> None:
     model = classifier()
     stacked = around(model).stacked()

@@ -36,7 +36,7 @@ _MOVES = {"refine": refine, "calibrate": calibrate}
     help="File of the posterior, .safetensors; the record goes beside it, with .json for its ending.",
 )
 @architecture_options
-@click.option("--family", type=click.Choice(FAMILIES), default="diagonal", show_default=True, help="See below.")
+@click.option("--family", type=click.Choice(FAMILIES), default="diagonal", show_default=True, help="Of the density.")
 @click.option("--rank", type=click.IntRange(min=1), metavar="N", help="Directions of a low-rank family.")
 @click.option("--components", metavar="N", help="Of a mixture: a number, or chains for one component per chain.")
 @click.option("--raw", is_flag=True, help="Take the networks as they are, without moving them into one basin first.")
@@ -54,13 +54,10 @@ _MOVES = {"refine": refine, "calibrate": calibrate}
 )
 @click.option(
     "--refine",
-    "move",
-    flag_value="refine",
+    is_flag=True,
     help="Move means and deviations until draws predict what the networks predict on --data.",
 )
-@click.option(
-    "--calibrate", "move", flag_value="calibrate", help="The same with only one width and one gain for each tensor."
-)
+@click.option("--calibrate", is_flag=True, help="The same with only one width and one gain for each tensor.")
 @click.option("--values", is_flag=True, help="The model gives values, not logits of classes.")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Of --refine (3000) or --calibrate (300).")
 @click.option("--draws", type=click.IntRange(min=2), default=100, metavar="N", show_default=True, help="For --test.")
@@ -92,8 +89,8 @@ def compact(
       onebasin compact draws/ -o q.safetensors --model model.py:net --refine --data train.npz --test test.npz
       onebasin compact aligned/ -o q.safetensors --raw --family low-rank --rank 20 --symmetry symmetry.json
     """  # noqa: D301 - click reads the backspace: keep these lines apart
-    record = output.with_suffix(".json")
-    _check(output, record, force, options)
+    options["move"] = _move(options)
+    _check(networks, output, force, options)
     known = know(architecture)
     crowd = open_networks(networks, known)
     with progress_bar(f"compacting {len(crowd):,} networks") as show:
@@ -112,6 +109,7 @@ def compact(
             "predictions": _compared(fitted, found, known, crowd, options, architecture.seed),
             "prior": None if options["prior"] is None else prior_shares(fitted, options["prior"]).to_json(),
         }
+    record = output.with_suffix(".json")
     text = json.dumps(told, indent=1, default=str) + "\n"
     found.save(output)
     publish(record, lambda file: file.write(text.encode()), replace=True)
@@ -120,11 +118,22 @@ def compact(
     )
 
 
-def _check(output: Path, record: Path, force: bool, options: dict[str, Any]) -> None:
+def _move(options: dict[str, Any]) -> str | None:
+    chosen = [name for name in _MOVES if options[name]]
+    if len(chosen) > 1:
+        raise InputError("--refine and --calibrate were both given: give one of them")
+    return chosen[0] if chosen else None
+
+
+def _check(networks: Path, output: Path, force: bool, options: dict[str, Any]) -> None:
     """Refuse before the work, not after it."""
+    if networks.resolve() in (output.resolve(), output.resolve().parent):
+        raise InputError(
+            f"{output} would lie among the networks and be taken for one: choose an --output outside of {networks}"
+        )
     if output.suffix != ".safetensors":
         raise InputError(f"a posterior is a .safetensors file, found {output}: give --output such a name")
-    for path in (output, record):
+    for path in (output, output.with_suffix(".json")):
         if path.exists() and not force:
             raise InputError(f"{path} exists: choose another --output, or give --force to replace it")
     make_folder(output.parent)
@@ -210,8 +219,11 @@ def _page(told: dict[str, Any], found: Posterior) -> str:
     for form in ("refined", "calibrated"):
         if form in found.provenance:
             narrowing = found.provenance[form]["narrowing"]
-            kept = "the predictions are kept, the deviations are not"
-            parts.append(f"{form}: {kept}; their median is {narrowing:.2f} of the fit's")
+            aim = "moved towards the predictions of the networks, so its deviations are no longer theirs"
+            parts.append(f"{form}: {aim}; their median is {narrowing:.2f} of the fit's")
     if told["prior"]:
-        parts.append(f"still at the prior: {100 * told['prior']['total']:.1f} % of the weights")
+        here, chance = (100 * told["prior"][name] for name in ("total", "expected"))
+        parts.append(
+            f"still at the prior: {here:.1f} % of the weights; as many networks drawn from it would show {chance:.1f} %"
+        )
     return "\n\n".join(parts)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -92,6 +94,10 @@ class Free:
         """What an optimiser moves."""
         return [self.shift, self.width, self.turn]
 
+    def pool(self, other: Free) -> None:
+        """Have one spread with another from now on."""
+        self.width, self.turn = other.width, other.turn
+
     def bell(self) -> Bell:
         """The Gaussian at the present values."""
         start = self.start
@@ -113,10 +119,17 @@ class Widths:
         """What an optimiser moves."""
         return [self.width, self.gain]
 
+    def pool(self, other: Widths) -> None:
+        """Have one spread with another from now on."""
+        self.width = other.width
+
     def bell(self) -> Bell:
         """The Gaussian at the present values."""
         width, gain = self.width.exp()[self.index], self.gain.exp()[self.index]
         return Bell(self.start.centre * gain, self.start.scale * width, self.start.factor * width[:, None])
+
+
+Part = TypeVar("Part", Free, Widths)
 
 
 class Moving:
@@ -136,7 +149,9 @@ class Moving:
         index = torch.repeat_interleave(torch.arange(len(layout.sizes)), torch.tensor(layout.sizes)).to(device)
         units = [deviations[name].double().square().mean().sqrt() for name in layout.names]
         tensors = Tensors(index, torch.stack(units).to(device=device, dtype=dtype))
-        self.parts = [kind(bell, tensors, share) for bell in self.first]
+        self.parts: Sequence[Free | Widths] = (
+            _parts(Free, self.first, tensors, share) if kind is Free else _parts(Widths, self.first, tensors, share)
+        )
         self.weights = posterior.weights.to(device=device, dtype=dtype)
         self._wide = _widened(layout, dtype)
         self._rest = [{name: _wide(value, dtype) for name, value in rest.items()} for rest in posterior.rest]
@@ -144,7 +159,8 @@ class Moving:
     @property
     def parameters(self) -> list[Tensor]:
         """What an optimiser moves."""
-        return [tensor for part in self.parts for tensor in part.parameters if tensor.numel()]
+        every = [tensor for part in self.parts for tensor in part.parameters if tensor.numel()]
+        return list({id(tensor): tensor for tensor in every}.values())
 
     @property
     def place(self) -> tuple[torch.device, torch.dtype]:
@@ -171,6 +187,8 @@ class Moving:
         for weight, part, first in zip(self.weights, self.parts, self.first, strict=True):
             now, variance = part.bell(), first.variance()
             free = (variance > 0) & (now.variance() > 0)
+            if not bool(free.any()):
+                continue
             ratio = now.variance()[free] / variance[free]
             gap = (now.centre - first.centre)[free].square() / variance[free]
             total = total + weight * (gap + ratio - 1 - ratio.log()).mean() / 2
@@ -196,6 +214,15 @@ class Moving:
             ratios.append((part.bell().variance().detach()[variance > 0] / variance[variance > 0]).sqrt())
         every = torch.cat(ratios)
         return float(every.median()) if len(every) else 1.0
+
+
+def _parts(kind: type[Part], bells: list[Bell], tensors: Tensors, share: float) -> list[Part]:
+    """One for each component; a pooled spread stays one."""
+    parts = [kind(bell, tensors, share) for bell in bells]
+    for part, bell in zip(parts[1:], bells[1:], strict=True):
+        if torch.equal(bell.scale, bells[0].scale) and torch.equal(bell.factor, bells[0].factor):
+            part.pool(parts[0])
+    return parts
 
 
 def _widened(layout: Coordinates, dtype: torch.dtype) -> Coordinates:

@@ -84,10 +84,10 @@ def refine(
 
         KL(p(x) || q(x)) + diversity |h_p(x) - h_q(x)| + leash KL(marginals || those of the fit) / weights,
 
-    p and q being the average predictives of crowd and draws, h the mean entropy of a network: agreement in both makes
-    the mutual information agree too. The result keeps the predictive and is honest about nothing else: its widths are
-    not those of the crowd's weights (`provenance["refined"]` says by how much they shrank). Start from an aligned fit:
-    a mean of networks in different basins predicts nothing.
+    p and q being the average predictives of crowd and draws, h the mean entropy of a network: the second term draws
+    the mutual information towards the crowd's. The result is made to keep the predictive and nothing else: its widths
+    are not those of the crowd's weights (`provenance["refined"]` says by how much they shrank, and which distance
+    remained). Start from an aligned fit: a mean of networks in different basins predicts nothing.
 
     Args:
         posterior: diagonal or low-rank Gaussians, or a mixture of them, fitted to the aligned crowd.
@@ -150,9 +150,9 @@ def _descend(
         outputs = function(networks, rows_of(teacher.inputs, rows))
         distance = teacher.distance(outputs, weights, rows, chosen["diversity"])
         loss = distance + chosen["leash"] * moving.leash() if chosen["leash"] else distance
-        if not bool(torch.isfinite(loss)):
+        if not bool(torch.isfinite(loss.detach())):
             raise InputError(
-                f"expected finite predictions, found {float(loss)} at step {step}: give a smaller rate, found "
+                f"expected finite predictions, found {float(loss.detach())} at step {step}: give a smaller rate, found "
                 f"{chosen['rate']:g}, or a smaller start, found {chosen['start']:g}"
             )
         optimiser.zero_grad()
@@ -179,9 +179,11 @@ def _check(chosen: Options) -> None:
         "diversity": 0,
         "leash": 0,
     }
-    strict = {"rate", "start"}
+    strict, whole = {"rate", "start"}, {"steps", "draws", "batch", "mixed"}
     for name, bound in least.items():
         value: float = chosen[name]  # type: ignore[literal-required]
+        if name in whole and not isinstance(value, int):
+            raise InputError(f"expected {name} to be a whole number, found {value!r}: give an int")
         if not (value > bound if name in strict else value >= bound) or not math.isfinite(value):
             sign = ">" if name in strict else ">="
             raise InputError(f"expected {name} {sign} {bound}, found {value}: give another")

@@ -60,7 +60,7 @@ def _noisy(count: int, noise: float, generator: torch.Generator) -> Change:
 
     def change(value: Tensor) -> Tensor:
         drawn = torch.randn(value.shape, generator=generator, device=generator.device).to(value)
-        return value + noise * value.std() * _per_example(near, value) * drawn
+        return value + noise * value.std(correction=0) * _per_example(near, value) * drawn
 
     return change
 
