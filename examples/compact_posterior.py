@@ -1,0 +1,37 @@
+"""A Markov chain of networks becomes one posterior in the storage of two networks.
+
+Run it with `python examples/compact_posterior.py`; it takes a minute or two.
+"""
+
+import torch
+
+import onebasin as ob
+from onebasin.data import digits, split
+from onebasin.examples import digits_mlp
+
+
+def main() -> None:
+    """Sample, align, fit, refine, and see what each form still predicts."""
+    train, test = split(*digits(), test=0.5, seed=0)
+    model = digits_mlp()
+    chains = ob.sample(model, train, "hmc", modes=2, draws=60, warmup=100, leapfrog=30, prior=0.3, epochs=20)
+    symmetry = ob.discover(model, test[0][:2])
+    fitted = ob.fit(ob.align(chains, symmetry).population, model=model)
+    refined = ob.refine(fitted, model, chains, train[0], steps=1000)
+
+    everything = ob.predict(model, chains, test[0], average=True)
+    forms = {"2 of the networks": chains[::60], "10 of the networks": chains[::12], "fit": fitted, "refined": refined}
+    print(f"{len(chains)} networks; distance of the average predictive from theirs on held-out digits")
+    for name, form in forms.items():
+        predicted = ob.predict(model, form, test[0], average=True, draws=300)
+        far = float(ob.metrics.total_variation(predicted, everything))
+        same = float(ob.metrics.agreement(predicted, everything))
+        stored = form.networks if isinstance(form, ob.Posterior) else len(form)
+        print(f"  {name:20s} stored {stored:3.0f}  total variation {far:.3f}  agreement {same:.3f}")
+
+    noise = torch.rand(500, 64, generator=torch.Generator().manual_seed(0))
+    print(ob.evaluate(model, refined, test, outside=noise, reference=chains, resamples=200))
+
+
+if __name__ == "__main__":
+    main()
