@@ -135,7 +135,7 @@ def test_refusals(run: Run, shop: Shop) -> None:
     cases = [
         ((shop.model, posterior, "-o", "pruned.safetensors"), 10, "--force"),
         ((shop.model, posterior, "-o", "pruned.pt"), 10, ".safetensors"),
-        ((shop.model, "network.safetensors"), 10, "standard deviations"),
+        ((shop.model, "network.safetensors", "--by", "snr"), 10, "standard deviations"),
         ((shop.model, "nothing.safetensors"), 5, "no file"),
         (("model.py:wider", posterior), 4, "shape"),
         (("model.py:wider", "network.safetensors", "--by", "random"), 4, "shape"),

@@ -229,7 +229,7 @@ def test_files_that_are_no_posterior_are_refused(tmp_path: Path) -> None:
     (tmp_path / "odd.safetensors").write_bytes(whole.replace(b"low_rank", b"row_lank"))
     with pytest.raises(StorageError, match="do not fit"):
         load_posterior(tmp_path / "odd.safetensors")
-    (tmp_path / "newer.safetensors").write_bytes(whole.replace(b'"version":"1"', b'"version":"2"'))
+    (tmp_path / "newer.safetensors").write_bytes(whole.replace(b'"version":"2"', b'"version":"3"'))
     with pytest.raises(StorageError, match="upgrade"):
         load_posterior(tmp_path / "newer.safetensors")
 

@@ -14,7 +14,7 @@ from onebasin.metrics.calibration import ace, ece
 from onebasin.metrics.detection import separation
 from onebasin.metrics.probabilities import as_class_numbers
 from onebasin.metrics.scores import accuracy, brier
-from onebasin.metrics.tempering import best_temperature, tempered
+from onebasin.metrics.tempering import COLDEST, best_temperature, tempered
 from onebasin.metrics.weighing import weighted_mean
 
 
@@ -42,7 +42,9 @@ def tempered_numbers(
 ) -> tuple[float | None, dict[str, Estimate]]:
     """T fitted on a random half of the examples; NLL and ECE on the others with T and, as before, without.
 
-    The average predictive is tempered as a whole: p^(1/T), scaled to sum 1. The intervals take T as given.
+    The average predictive is tempered as a whole: p^(1/T), scaled to sum 1. The intervals take T as given. None and
+    no numbers where there are no two halves, or no T is best: where every example of the first half is right, smaller
+    is always better, and a single mistake in the other half then costs without bound.
     """
     if len(logs) < 2:
         return None, {}
@@ -50,6 +52,8 @@ def tempered_numbers(
     order = torch.randperm(len(logs), generator=generator).to(logs.device)
     fitting, judging = order[: len(order) // 2], order[len(order) // 2 :]
     temperature = best_temperature(logs[fitting], targets[fitting])
+    if temperature <= COLDEST:
+        return None, {}
     goals, degrees = targets[judging], {"": temperature, "_before": 1.0}
     losses = {end: _losses((logs[judging] / degree).log_softmax(1), goals) for end, degree in degrees.items()}
     predicted = {end: tempered(logs[judging], degree) for end, degree in degrees.items()}

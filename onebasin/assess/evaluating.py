@@ -23,12 +23,16 @@ from onebasin.assess.values import Noise, value_numbers
 from onebasin.calling import Inputs
 from onebasin.errors import InputError
 from onebasin.options import refuse_unknown
+from onebasin.population import Population
 from onebasin.predict.batches import check_targets
 from onebasin.predict.drawing import Crowd
 from onebasin.predict.predicting import Options as Passing
 from onebasin.predict.predicting import predict
 
 KINDS = ("categorical", "bernoulli", "gaussian")
+_NO_TEMPERATURE = (
+    "no temperature: it is fitted on half of the examples, and all of the {} there are right, so the lowest is the best"
+)
 
 
 class Options(TypedDict, total=False):
@@ -95,13 +99,15 @@ def evaluate(
         options: see `Options`.
 
     Raises:
-        InputError: an option is unknown, targets do not fit, or the networks' outputs are not finite.
+        InputError: an option is unknown or nothing reads it, targets do not fit, or the networks' outputs are not
+            finite.
     """
     refuse_unknown(options, Options.__annotations__, "evaluate")
     inputs, targets = data
     targets = torch.as_tensor(targets)
     check_targets(inputs, targets)
     kind = _kind(options.get("likelihood"), targets)
+    _refuse_idle(kind, crowd, reference, options)
     sampling = Sampling(options.get("resamples", 1000), options.get("level", 0.95), options.get("seed", 0))
     passing = cast("Passing", {name: value for name, value in options.items() if name in Passing.__annotations__})
     settings: dict[str, Any] = {**sampling._asdict(), "method": "bca"}
@@ -121,7 +127,9 @@ def evaluate(
     inside = predictive_numbers(own, goals, bins, sampling)
     temperature, cooled = tempered_numbers(own.log_probabilities, goals, bins, sampling)
     settings["bins"] = bins
-    found = Evaluation(kind, own.members, len(goals), 0, inside, temperature, cooled, settings=settings)
+    remarks = (_NO_TEMPERATURE.format(len(goals) // 2),) if temperature is None and len(goals) > 1 else ()
+    facts: dict[str, Any] = {"settings": settings, "remarks": remarks}
+    found = Evaluation(kind, own.members, len(goals), 0, inside, temperature, cooled, **facts)
     if outside is not None:
         foreign = gather(model, crowd, outside, kind, **passing)
         away, told = outside_numbers(foreign, sampling), detection_numbers(own, foreign, sampling)
@@ -132,6 +140,20 @@ def evaluate(
             reference = gather(model, reference, inputs, kind, **passing).probabilities
         found = replace(found, reference=comparison_numbers(own.probabilities, reference, sampling))
     return found
+
+
+def _refuse_idle(kind: str, crowd: Crowd, reference: Crowd | Tensor | None, options: Options) -> None:
+    """Refuse options that nothing would read."""
+    if kind != "gaussian" and options.get("noise") is not None:
+        raise InputError(
+            f"noise is the standard deviation of gaussian targets, found noise={options['noise']!r} with {kind} ones: "
+            'leave it out, or choose likelihood="gaussian"'
+        )
+    if "draws" in options and all(isinstance(own, Population | Tensor | None) for own in (crowd, reference)):
+        raise InputError(
+            f"networks are drawn from posteriors only, found draws={options['draws']} with a population, all of whose "
+            f"networks are evaluated: leave it out, or take some of them, as population[:{options['draws']}]"
+        )
 
 
 def _kind(likelihood: str | None, targets: Tensor) -> str:

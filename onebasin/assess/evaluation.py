@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -35,13 +36,14 @@ class Evaluation:
         outside_examples: foreign inputs, 0 if none were given.
         inside: numbers on the examples. Classes: accuracy, nll, brier, ece, ace_class_wise, ace_top_label,
             mutual_information. Values: rmse, nll, and coverage_L and width_L for intervals of L per cent.
-        temperature: the T fitted on a random half of the examples; None for values.
-        tempered: nll and ece on the other half with that T, and nll_before and ece_before without.
+        temperature: the T fitted on a random half of the examples; None for values, and where no T is best.
+        tempered: nll and ece on the other half with that T, and nll_before and ece_before without; empty without T.
         outside: mutual_information on foreign inputs.
         detection: of each score the auroc, aupr_in, aupr_out, fpr95_in and fpr95_out; in and out say which kind is
             called positive.
         reference: agreement and total_variation with the reference's average predictive.
         settings: how it was done.
+        remarks: sentences about numbers that are not there.
     """
 
     kind: str
@@ -55,20 +57,25 @@ class Evaluation:
     detection: Mapping[str, Mapping[str, Estimate]] = field(default_factory=dict)
     reference: Mapping[str, Estimate] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """Everything as plain dicts, lists and numbers; each estimate is {"value", "low", "high"}."""
-        found = asdict(self)
+        """Everything as plain dicts, lists and numbers; each estimate is {"value", "low", "high"}.
+
+        JSON has no infinity: a number that is infinite or not a number is None here, and null in the text. The tables
+        of `str` show it.
+        """
+        found = asdict(self) | {"remarks": list(self.remarks)}
         for group in _GROUPS:
-            found[group] = {name: estimate._asdict() for name, estimate in getattr(self, group).items()}
+            found[group] = {name: _plain(estimate) for name, estimate in getattr(self, group).items()}
         found["detection"] = {
-            score: {name: estimate._asdict() for name, estimate in numbers.items()}
+            score: {name: _plain(estimate) for name, estimate in numbers.items()}
             for score, numbers in self.detection.items()
         }
         return found
 
     def to_json(self) -> str:
-        """The record as JSON text."""
+        """The record as JSON text; null stands for what is infinite."""
         return json.dumps(self.record(), indent=1, allow_nan=False)
 
     def __str__(self) -> str:
@@ -84,7 +91,7 @@ class Evaluation:
             lines += ["", f"{_TITLES[group]}{temperature}"]
             width = max(map(len, numbers))
             lines += [f"  {_words(name).ljust(width)}  {_cell(own)}".rstrip() for name, own in numbers.items()]
-        return "\n".join([*lines, *self._detection()])
+        return "\n".join([*lines, *self._detection(), *[line for said in self.remarks for line in ("", said)]])
 
     def _detection(self) -> list[str]:
         if not self.detection:
@@ -99,6 +106,15 @@ class Evaluation:
             for score, row in cells.items()
         ]
         return ["", "telling foreign inputs from the examples", f"  {' ' * first}  {head}".rstrip(), *rows]
+
+
+def _plain(estimate: Estimate) -> dict[str, float | None]:
+    """An estimate as JSON can hold it.
+
+    >>> _plain(Estimate(math.inf, 2.0, math.inf))
+    {'value': None, 'low': 2.0, 'high': None}
+    """
+    return {name: value if math.isfinite(value) else None for name, value in estimate._asdict().items()}
 
 
 def _words(name: str) -> str:

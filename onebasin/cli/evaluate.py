@@ -75,9 +75,10 @@ def evaluate(
     networks are drawn. DATA is the word digits, for 1,797 handwritten digits, or a file: .npz or .safetensors with
     inputs (or x, X; inputs.NAME for each of several) and targets (or y, Y).
 
-    For classes: accuracy, negative log-likelihood, Brier score, calibration errors, mutual information, and the first
-    and the calibration error again with a temperature that was fitted on half of the examples. For values: RMSE,
-    negative log-likelihood, and coverage and width of predictive intervals. Brackets hold bootstrap intervals.
+    For classes: accuracy, negative log-likelihood (NLL), Brier score, calibration errors, mutual information, and NLL
+    and the calibration error again with a temperature that was fitted on half of the examples. For values: RMSE, NLL,
+    and coverage and width of predictive intervals. Brackets hold bootstrap intervals. The record has null where a
+    number is infinite, for JSON has no infinity.
 
     \b
       onebasin evaluate onebasin.examples:digits_mlp draws/ digits --limit 500

@@ -39,9 +39,7 @@ _WITHOUT_STD = ("magnitude", "random")
 @click.option(
     "--by",
     type=click.Choice(CRITERIA),
-    default="snr",
-    show_default=True,
-    help="What decides. A network without standard deviations: magnitude or random.",
+    help="What decides. Default: snr; magnitude for a network, which has no standard deviations (or random).",
 )
 @click.option(
     "--per", type=click.Choice(SCOPES), default="global", show_default=True, help="One ranking, or one in every tensor."
@@ -86,8 +84,8 @@ def prune(
     """Keep the most valuable weights of POSTERIOR, and set the others to zero.
 
     MODEL is path/to/file.py:factory or package.module:factory, as for discover. POSTERIOR is the file of a posterior,
-    or of a network, which has no standard deviations and is pruned by magnitude. The pruned network is the mean of the
-    posterior, or the network given as --onto. Nothing that is read is changed.
+    or of a network, which has no standard deviations and is pruned by magnitude unless --by says random. The pruned
+    network is the mean of the posterior, or the network given as --onto. Nothing that is read is changed.
 
     \b
       onebasin prune model.py:net posterior.safetensors --keep 0.2 --by snr -o pruned.safetensors
@@ -98,13 +96,16 @@ def prune(
     output, masks_file, seed = options["output"], options["masks_file"], options["seed"]
     for path in (output, masks_file):
         _check_output(path, force)
+    if output is not None and masks_file is not None and output.resolve() == masks_file.resolve():
+        raise InputError(f"expected two files, found {output} as --output and as --masks: give each its own name")
     known = _known(model, onto=options["onto"], texts=options["texts"], vocabulary=options["vocabulary"], seed=seed)
     posterior = _read(source, known)
     if options["onto"] is not None:
         posterior = _moved(posterior, options["onto"], known)
     network = posterior.mean if isinstance(posterior, Posterior) else posterior
     chosen = {"per": options["per"], "names": options["names"] or None, "seed": seed}
-    masks = choose(posterior, options["keep"], options["by"], **chosen)
+    by = options["by"] or ("snr" if isinstance(posterior, Posterior) else "magnitude")
+    masks = choose(posterior, options["keep"], by, **chosen)
     curve = None if data is None else _curve(known, posterior, examples.read(data, limit=limit).pair, **chosen)
     facts = {"model": model, "posterior": source, "onto": options["onto"], "data": None if data is None else str(data)}
     record = _record(masks, curve, facts | {"output": None if output is None else str(output)})

@@ -75,7 +75,6 @@ def interval(
     """
     axes = [axis] * len(tensors) if isinstance(axis, int) else list(axis)
     sizes = _sizes(tensors, axes, separately)
-    taken = inspect.signature(metric).parameters
 
     def weighed(counts: Counts) -> Tensor:
         found: Tensor = metric(*tensors, weights=counts if separately else counts[0])
@@ -85,7 +84,7 @@ def interval(
         return torch.stack([_of_drawn(metric, tensors, axes, row) for row in zip(*counts, strict=True)])
 
     device = tensors[0].device
-    statistic = weighed if "weights" in taken else drawn
+    statistic = weighed if _takes_weights(metric) else drawn
     value = torch.as_tensor(metric(*tensors)).detach().double()
     return resampled(statistic, value, sizes, generator=generator, draws=draws, level=level, method=method, on=device)
 
@@ -137,6 +136,14 @@ def resampled(
     places = (shares * (draws - 1)).round().long()
     low, high = ordered.gather(0, places)
     return Interval(value, low, high)
+
+
+def _takes_weights(metric: Callable[..., Tensor]) -> bool:
+    """Whether a metric has an argument `weights`; functions of C, as torch's own, have none that Python can see."""
+    try:
+        return "weights" in inspect.signature(metric).parameters
+    except ValueError:
+        return False
 
 
 def _drawn(sizes: Sequence[int], draws: int, generator: torch.Generator, on: torch.device | None) -> Iterator[Counts]:

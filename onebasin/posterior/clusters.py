@@ -60,12 +60,11 @@ def _projected(population: Population, layout: Coordinates, generator: torch.Gen
     """The members (N, d), float64, d <= 128, distances about kept; the weights themselves where there are few."""
     whole = torch.zeros(len(population), dtype=torch.int64)
     centre = moments(population, layout.names, whole).mean
-    narrow = centre.to(vector_dtype(layout))
     turn = None
     if layout.size > _PROJECTED:
-        turn = torch.randn(layout.size, _PROJECTED, generator=generator, dtype=narrow.dtype).to(narrow.device)
+        turn = torch.randn(layout.size, _PROJECTED, generator=generator, dtype=vector_dtype(layout)).to(centre.device)
         turn /= _PROJECTED**0.5
-    blocks = deviations(population, layout, narrow, whole)
+    blocks = deviations(population, layout, centre, whole)
     return torch.cat([(block.clone() if turn is None else block @ turn).double() for _, block in blocks]).cpu()
 
 
@@ -134,12 +133,11 @@ def _nearest(population: Population, layout: Coordinates, means: Tensor, count: 
     |x - m_k|^2 = |x - c|^2 + |m_k - c|^2 - 2 <x - c, m_k - c>, with c the middle of all means.
     """
     middle = means.mean(0, keepdim=True)
-    narrow = middle.to(vector_dtype(layout))
-    offsets = (means - narrow.double()).to(narrow.dtype)
+    offsets = (means - middle).to(vector_dtype(layout))
     lengths = offsets.double().square().sum(1)
     whole = torch.zeros(len(population), dtype=torch.int64)
     gained, own = [], []
-    for _, block in deviations(population, layout, narrow, whole):
+    for _, block in deviations(population, layout, middle, whole):
         gained.append(lengths - 2 * (block @ offsets.T).double())
         own.append(block.square().sum(1, dtype=torch.float64))
     score = torch.cat(gained).cpu()

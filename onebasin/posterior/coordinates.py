@@ -56,6 +56,15 @@ class Coordinates:
         """The vector (D,) of one network, float64."""
         return torch.cat([state[name].detach().double().reshape(-1) for name in self.names])
 
+    def shaped(self, flat: Tensor) -> State:
+        """The uncertain tensors in their shapes, from a vector (D,) and in its dtype; tied ones by all their names."""
+        pieces = dict(zip(self.names, flat.split(self.sizes), strict=True))
+        return {
+            name: pieces[first].reshape(tensor.shape)
+            for name, tensor in self.spec.items()
+            if (first := self.tied.get(name, name)) in pieces
+        }
+
     def networks(self, flat: Tensor, others: Mapping[str, Tensor]) -> State:
         """Whole networks (n, *shape) in the dtypes of the spec, from vectors (n, D) and stacked other tensors."""
         pieces = dict(zip(self.names, flat.split(self.sizes, dim=-1), strict=True))

@@ -98,38 +98,56 @@ def wasserstein2(p: Posterior, q: Posterior) -> Divergence:
 def gaussian_kl(p: Gaussian, q: Gaussian) -> float:
     """KL(p | q) of two Gaussians in closed form.
 
-    In units of q's scale, with G its factor and M = I + G^T G, the inverse covariance of q is I - G M^-1 G^T, and
-    v^T (I - G M^-1 G^T) v = |v - G y|^2 + |y|^2 for y = M^-1 G^T v.
+    In units of q's scale, with G its factor and [G; I] = [Q; P] R, the inverse covariance of q is I - Q Q^T, and
+    det(I + G G^T) = det(R)^2. What is small comes from sums of squares, not from a difference of large numbers:
+    v^T (I - Q Q^T) v = |v - Q y|^2 + |P y|^2 for y = Q^T v; for its diagonal see `_left_alone`.
     """
     left, right = spread_of(p.shape), spread_of(q.shape)
     for spread in (left, right):
         check_spread(spread.scale)
     unit = right.scale
     along, factor = right.factor / unit[:, None], left.factor / unit[:, None]
-    root = _inner_root(along)
+    basis: Tensor = torch.linalg.qr(_above_identity(along)).Q
     gap = ((q.centre.double() - p.centre.double()) / unit)[:, None]
-    leverage = (along * torch.cholesky_solve(along.T, root).T).sum(1)
-    own = ((left.scale / unit).square() * (1 - leverage)).sum()
-    trace = own + _quadratic(factor, along, root) + _quadratic(gap, along, root)
+    own = ((left.scale / unit).square() * _left_alone(along, basis[: len(unit)])).sum()
+    trace = own + _quadratic(factor, basis) + _quadratic(gap, basis)
     return float(0.5 * (trace - len(unit)) + _half_log_determinant(right) - _half_log_determinant(left))
 
 
-def _inner_root(along: Tensor) -> Tensor:
-    """Cholesky factor of I + G^T G."""
-    inner = torch.eye(along.shape[1], dtype=along.dtype, device=along.device) + along.T @ along
-    root: Tensor = torch.linalg.cholesky(inner)
-    return root
+def _above_identity(along: Tensor) -> Tensor:
+    """[G; I], whose columns have the inner products I + G^T G."""
+    return torch.cat([along, torch.eye(along.shape[1], dtype=along.dtype, device=along.device)])
 
 
-def _quadratic(columns: Tensor, along: Tensor, root: Tensor) -> Tensor:
-    """Sum over columns v of v^T (I + G G^T)^-1 v."""
-    fitted = torch.cholesky_solve(along.T @ columns, root)
-    return (columns - along @ fitted).square().sum() + fitted.square().sum()
+def _left_alone(along: Tensor, basis: Tensor) -> Tensor:
+    """Diagonal of (I + G G^T)^-1, (D,): 1 - |q_i|^2, with q_i the rows of Q.
+
+    Where |q_i|^2 > 1/2, as of fewer than 2 K rows, it is 1 / (1 + g_i^T (I + H^T H)^-1 g_i), with H the other rows
+    of G, which does not lose the digits that the difference from 1 does.
+    """
+    found = 1 - basis.square().sum(1)
+    heavy = (found < 0.5).nonzero().flatten()
+    if not len(heavy):
+        return found
+    light = torch.linalg.qr(_above_identity(along.index_fill(0, heavy, 0.0)), mode="r").R
+    for number, row in enumerate(heavy.tolist()):
+        others = torch.cat([along[heavy[:number]], along[heavy[number + 1 :]], light])
+        root = torch.linalg.qr(others, mode="r").R
+        solved = torch.linalg.solve_triangular(root.T, along[row][:, None], upper=False)
+        found[row] = 1 / (1 + solved.square().sum())
+    return found
+
+
+def _quadratic(columns: Tensor, basis: Tensor) -> Tensor:
+    """Sum over columns v of v^T (I + G G^T)^-1 v, with `basis` [Q; P]."""
+    padded = torch.cat([columns, columns.new_zeros(basis.shape[1], columns.shape[1])])
+    left = padded - basis @ (basis.T @ padded)
+    return (left - basis @ (basis.T @ left)).square().sum()  # once more, for what rounding left in the span
 
 
 def _half_log_determinant(spread: Spread) -> Tensor:
-    root = _inner_root(spread.factor / spread.scale[:, None])
-    return spread.scale.log().sum() + root.diagonal().log().sum()
+    root: Tensor = torch.linalg.qr(_above_identity(spread.factor / spread.scale[:, None]), mode="r").R
+    return spread.scale.log().sum() + root.diagonal().abs().log().sum()
 
 
 def _squared(p: Gaussian, q: Gaussian) -> tuple[float, float]:
@@ -141,12 +159,8 @@ def _squared(p: Gaussian, q: Gaussian) -> tuple[float, float]:
 
 def _marginal(p: Posterior, q: Posterior) -> float:
     """|mean - mean|^2 + |std - std|^2: a lower bound whatever the distributions (Gelbrich, 1990)."""
-    means, spreads = (p.mean, q.mean), (p.std, q.std)
-    return sum(
-        float((a[name].double() - b[name].double()).square().sum())
-        for a, b in (means, spreads)
-        for name in p.layout.names
-    )
+    means, spreads = p.flat_mean - q.flat_mean, p.flat_std - q.flat_std
+    return float(means.square().sum() + spreads.square().sum())
 
 
 def _transported(costs: Tensor, left: Tensor, right: Tensor) -> float:
@@ -154,12 +168,15 @@ def _transported(costs: Tensor, left: Tensor, right: Tensor) -> float:
     from scipy.optimize import linprog
 
     rows, columns = costs.shape
+    unit = float(costs.max())  # the solver's tolerances are those of costs about 1
+    if unit == 0:
+        return 0.0
     sums = torch.cat(
         [torch.eye(rows).repeat_interleave(columns, 1), torch.eye(columns).repeat(1, rows)]
     )  # of each row, and of each column
     totals = torch.cat([left.double() / left.double().sum(), right.double() / right.double().sum()])
-    found = linprog(costs.reshape(-1).numpy(), A_eq=sums.numpy(), b_eq=totals.cpu().numpy(), method="highs")
-    return float(found.fun)
+    found = linprog(costs.reshape(-1).numpy() / unit, A_eq=sums.numpy(), b_eq=totals.cpu().numpy(), method="highs")
+    return max(0.0, float(found.fun)) * unit
 
 
 def _log_ratios(p: Posterior, q: Posterior, component: Gaussian, samples: int, generator: torch.Generator) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from numbers import Integral
 from typing import Any, NamedTuple, TypedDict
 
 from onebasin.errors import InputError
@@ -9,6 +11,8 @@ from onebasin.options import refuse_unknown
 
 FAMILIES = ("diagonal", "low-rank", "mixture")
 SHAPES = ("diagonal", "low-rank")
+_COUNTS = ("rank", "passes", "oversample", "restarts", "steps", "seed")
+_SWITCHES = ("diagonal", "pooled")
 
 
 class Options(TypedDict, total=False):
@@ -63,6 +67,11 @@ def plan(family: str, rank: int | None, components: object, options: Options) ->
     if shape not in SHAPES:
         raise InputError(f"expected a shape out of {', '.join(SHAPES)}, found {shape!r}: choose one of them")
     refuse_unknown(options, _read(family, shape), f"fit of {family!r} with {shape!r} Gaussians")
+    _check_whole({"rank": rank, **options})
+    if isinstance(components, bool):
+        raise InputError(
+            f'expected components as a number of clusters, "chains" or one per member, found {components}: give one'
+        )
     if (shape == "low-rank") != (rank is not None) or (rank is not None and rank < 1):
         raise InputError(
             f"expected a rank from 1 on for low-rank Gaussians and none for diagonal ones, found rank={rank} with "
@@ -73,13 +82,24 @@ def plan(family: str, rank: int | None, components: object, options: Options) ->
             f"expected components for a mixture and for nothing else, found components={components!r} with {family!r}: "
             'give a number of clusters, "chains", or the component of each member to family="mixture"'
         )
-    made = Plan(rank=rank or 0, **{**options, "shape": shape})  # type: ignore[arg-type]
+    given: dict[str, Any] = {"rank": rank or 0, **options, "shape": shape}
+    counts: dict[str, Any] = {name: int(value) for name, value in given.items() if name in _COUNTS}
+    made = Plan(**{**given, **counts})
     if min(made.passes, made.oversample) < 0:
         raise InputError(
             f"expected passes and oversample from 0 on, found {made.passes} and {made.oversample}: leave them out "
             "for 2 and 10"
         )
     return made
+
+
+def _check_whole(options: Mapping[str, object]) -> None:
+    """Refuse counts that are no whole numbers, and switches that are neither on nor off."""
+    for name, value in options.items():
+        if name in _COUNTS and value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+            raise InputError(f"expected {name} as a whole number, found {value!r}: give one such as 2")
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise InputError(f"expected {name} as True or False, found {value!r}: give one of them")
 
 
 def _read(family: str, shape: str) -> set[str]:

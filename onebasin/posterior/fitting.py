@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from numbers import Integral
 from typing import Any, Unpack
 
 import torch
@@ -23,6 +24,7 @@ from onebasin.posterior.sketch import leading_factor
 from onebasin.posterior.uncertain import uncertain, vector_dtype
 from onebasin.state import State
 
+_WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _ROUNDING = 64  # times the precision: a smaller part of a variance is not known from a difference
 
 
@@ -39,7 +41,8 @@ def fit(
 
     "diagonal" is N(mean, diag std^2) with the sample mean and the unbiased standard deviation of each weight: q_d of a
     raw crowd, q_r of an aligned one. "low-rank" has the covariance diag(scale^2) + factor factor^T with the `rank`
-    directions of largest variance, and the same standard deviation of each weight. "mixture" has such a Gaussian for
+    directions of largest variance (N networks have N - 1 at most: the provenance tells how many there are), and the
+    same standard deviation of each weight. "mixture" has such a Gaussian for
     each part of the crowd, weighted by its share.
 
     Running statistics of norms are averaged over members (of each component), integers are the first member's.
@@ -76,7 +79,7 @@ def fit(
         found.counts.double() / len(population),
         layout,
         tuple(rest),
-        _provenance(population, family, components, found.counts, asked),
+        _provenance(population, family, components, found.counts, asked.facts(family) | _rank(gaussians, asked)),
     )
 
 
@@ -84,9 +87,9 @@ def _groups(population: Population, layout: Coordinates, components: Any, asked:
     """The component of each member, int64 (N,), from 0 up."""
     if components is None:
         return torch.zeros(len(population), dtype=torch.int64)
-    if isinstance(components, int):
+    if isinstance(components, Integral):
         limits = {"restarts": asked.restarts, "steps": asked.steps, "seed": asked.seed}
-        return clusters(population, layout, components, **limits).labels
+        return clusters(population, layout, int(components), **limits).labels
     if isinstance(components, str):
         chain = population.chain
         if components != "chains" or chain is None or bool((chain < 0).any()):
@@ -96,11 +99,16 @@ def _groups(population: Population, layout: Coordinates, components: Any, asked:
                 "chain of each member to Population, or a number of clusters"
             )
         components = chain
-    labels = torch.as_tensor(components).cpu()
-    if tuple(labels.shape) != (len(population),) or labels.is_floating_point():
+    try:
+        labels = torch.as_tensor(components).cpu()
+        what = f"{labels.dtype} of shape {tuple(labels.shape)}"
+        fits = tuple(labels.shape) == (len(population),) and labels.dtype in _WHOLE
+    except (TypeError, ValueError, RuntimeError):
+        fits, what = False, f"a {type(components).__name__} of something else"
+    if not fits:
         raise InputError(
-            f"expected the component of each of {len(population)} members as integers, found {labels.dtype} of shape "
-            f"{tuple(labels.shape)}: give one integer per member"
+            f"expected the component of each of {len(population)} members as integers, found {what}: give one integer "
+            "per member"
         )
     found: Tensor = labels.unique(return_inverse=True)[1]
     return found
@@ -110,24 +118,25 @@ def _gaussians(
     population: Population, layout: Coordinates, groups: Tensor, found: Moments, asked: Plan
 ) -> list[Gaussian]:
     size, dtype = layout.size, vector_dtype(layout)
-    centres = found.mean[:, :size].to(dtype)
+    means = found.mean[:, :size]
     if asked.pooled:
-        shape = _shape(population, layout, (centres, groups), found.pooled_std()[:size], asked)
-        return [Gaussian(centre, shape) for centre in centres]
+        shape = _shape(population, layout, (means, groups), found.pooled_std()[:size], asked)
+        return [Gaussian(mean.to(dtype), shape) for mean in means]
     made = []
-    for group, (centre, std) in enumerate(zip(centres, found.std()[:, :size], strict=True)):
-        whole = len(centres) == 1
+    for group, (mean, std) in enumerate(zip(means, found.std()[:, :size], strict=True)):
+        whole = len(means) == 1
         part = population if whole else population[(groups == group).nonzero().flatten()]
         alone = torch.zeros(len(part), dtype=torch.int64)
-        made.append(Gaussian(centre, _shape(part, layout, (centre[None], alone), std, asked)))
+        made.append(Gaussian(mean.to(dtype), _shape(part, layout, (mean[None], alone), std, asked)))
     return made
 
 
 def _shape(part: Population, layout: Coordinates, means: tuple[Tensor, Tensor], std: Tensor, asked: Plan) -> Shape:
-    """The spread of networks around the centres (G, D) of their groups (N,), which together have this std (D,)."""
+    """The spread of networks around the means (G, D) of their groups (N,), which together have this std (D,)."""
     centres, groups = means
+    narrow = std.to(vector_dtype(layout))
     if asked.shape == "diagonal":
-        return Diagonal(std.to(centres))
+        return Diagonal(narrow)
     factor = leading_factor(
         partial(deviations, part, layout, centres, groups),
         (len(part), layout.size),
@@ -135,15 +144,15 @@ def _shape(part: Population, layout: Coordinates, means: tuple[Tensor, Tensor], 
         degrees=len(part) - len(centres),
         oversample=asked.oversample,
         passes=asked.passes,
-        like=centres,
+        like=narrow,
         seed=asked.seed,
     )
     if not asked.diagonal:
-        return LowRank(torch.zeros_like(factor[:, 0]), factor)
+        return LowRank(torch.zeros_like(narrow), factor)
     variance = std.square()
     left = variance - factor.square().sum(1, dtype=torch.float64)
-    left[left < _ROUNDING * torch.finfo(centres.dtype).eps * variance] = 0.0
-    return LowRank(left.sqrt().to(centres), factor)
+    left[left < _ROUNDING * torch.finfo(narrow.dtype).eps * variance] = 0.0
+    return LowRank(left.sqrt().to(narrow), factor)
 
 
 def _rest(population: Population, groups: Tensor, group: int, layout: Coordinates, found: Moments) -> State:
@@ -157,8 +166,19 @@ def _rest(population: Population, groups: Tensor, group: int, layout: Coordinate
     }
 
 
-def _provenance(population: Population, family: str, components: Any, counts: Tensor, asked: Plan) -> dict[str, Any]:
-    said = components if components is None or isinstance(components, int | str) else "given"
+def _rank(gaussians: Sequence[Gaussian], asked: Plan) -> dict[str, Any]:
+    """The number of directions, or that of each component where they differ; what was asked for, if that is more."""
+    ranks = [own.shape.factor.shape[1] for own in gaussians if isinstance(own.shape, LowRank)]
+    if not ranks or set(ranks) == {asked.rank}:
+        return {}
+    return {"rank": ranks[0] if len(set(ranks)) == 1 else ranks, "rank_asked": asked.rank}
+
+
+def _provenance(
+    population: Population, family: str, components: Any, counts: Tensor, options: dict[str, Any]
+) -> dict[str, Any]:
+    said = int(components) if isinstance(components, Integral) else components
+    said = said if said is None or isinstance(said, int | str) else "given"
     mixture = {} if said is None else {"components": said, "members": counts.tolist()}
-    facts = {"family": family, "networks": len(population), "from": population.where, **mixture, **asked.facts(family)}
+    facts = {"family": family, "networks": len(population), "from": population.where, **mixture, **options}
     return {"fit": facts, "population": dict(population.provenance)}

@@ -6,6 +6,7 @@ LeVeque (1979) do: no difference of two large numbers is ever taken.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from onebasin.errors import InputError, SpecError
 from onebasin.population import Population
 from onebasin.posterior.coordinates import Coordinates
+from onebasin.posterior.uncertain import vector_dtype
 from onebasin.state import State
 
 _BLOCK_BYTES = 256 << 20  # of a centred block: its products with a sketch are then bound by arithmetic, not by memory
@@ -68,7 +70,7 @@ def moments(population: Population, names: Sequence[str], groups: Tensor) -> Mom
             [0.]], dtype=torch.float64))
 
     Raises:
-        SpecError: a member holds NaN or infinity.
+        SpecError: a member holds NaN or infinity, or numbers whose squares are infinite.
     """
     sizes = [population.spec[name].size for name in names]
     counts = torch.zeros(int(groups.max()) + 1, dtype=torch.int64)
@@ -84,11 +86,22 @@ def moments(population: Population, names: Sequence[str], groups: Tensor) -> Mom
                 _take_in(value.reshape(len(members), -1), int(counts[group]), centre, spread)
             counts[group] += len(members)
     if not bool(torch.isfinite(squares).all()):
-        raise SpecError(
-            "expected finite weights, found NaN or infinity in the population: name the members with "
-            "population.check(finite=True) and leave them out"
-        )
+        raise _not_finite(population, names)
     return Moments(tuple(names), counts, mean, squares)
+
+
+def _not_finite(population: Population, names: Sequence[str]) -> SpecError:
+    """What to say where a sum of squares is not finite."""
+    sizes = [float(block[name].abs().max()) for _, block in population.blocks() for name in names]
+    if all(map(math.isfinite, sizes)):
+        return SpecError(
+            f"expected weights whose squares are finite, found one of size {max(sizes):g} in the population: leave "
+            "such networks out, or measure weights in other units"
+        )
+    return SpecError(
+        "expected finite weights, found NaN or infinity in the population: name the members with "
+        "population.check(finite=True) and leave them out"
+    )
 
 
 def _take_in(rows: Tensor, before: int, mean: Tensor, squares: Tensor) -> None:
@@ -106,22 +119,26 @@ def _take_in(rows: Tensor, before: int, mean: Tensor, squares: Tensor) -> None:
 def deviations(
     population: Population, layout: Coordinates, centres: Tensor, groups: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
-    """Yield (start, rows (n, D)) for consecutive members: weights minus the centre (G, D) of their group.
+    """Yield (start, rows (n, D)) for consecutive members: weights minus the centre (G, D), float64, of their group.
 
-    Rows are in the dtype of the centres and are reused: take what you need before asking for the next.
+    Rows are of `vector_dtype` and are reused: take what you need before asking for the next. The rounded centre is
+    subtracted first and what rounding took from it next, so that weights far from zero lose no digits.
     """
-    size = max(1, min(len(population), _BLOCK_BYTES // max(1, centres.element_size() * layout.size)))
-    room = torch.empty(size, layout.size, dtype=centres.dtype, device=centres.device)
+    rounded = centres.to(vector_dtype(layout))
+    parts = (rounded, (centres.double() - rounded.double()).to(rounded))
+    size = max(1, min(len(population), _BLOCK_BYTES // max(1, rounded.element_size() * layout.size)))
+    room = torch.empty(size, layout.size, dtype=rounded.dtype, device=rounded.device)
     for start, block in population.blocks(size):
-        yield start, _centred(block, layout, centres, groups[start : start + size], room)
+        yield start, _centred(block, layout, parts, groups[start : start + size], room)
 
 
-def _centred(block: State, layout: Coordinates, centres: Tensor, own: Tensor, room: Tensor) -> Tensor:
+def _centred(block: State, layout: Coordinates, parts: tuple[Tensor, Tensor], own: Tensor, room: Tensor) -> Tensor:
     rows = room[: len(own)]
-    places, pieces = rows.split(layout.sizes, dim=1), centres.split(layout.sizes, dim=1)
-    for name, place, centre in zip(layout.names, places, pieces, strict=True):
-        value = block[name].reshape(len(own), -1).to(centres.dtype)
-        torch.sub(value, centre if len(centres) == 1 else centre[own.to(centre.device)], out=place)
+    pieces = (tensor.split(layout.sizes, dim=1) for tensor in (rows, *parts))
+    for name, place, rounded, small in zip(layout.names, *pieces, strict=True):
+        value = block[name].reshape(len(own), -1).to(rounded.dtype)
+        which = slice(None) if len(rounded) == 1 else own.to(rounded.device)
+        torch.sub(value, rounded[which], out=place).sub_(small[which])
     return rows
 
 

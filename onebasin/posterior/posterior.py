@@ -15,8 +15,8 @@ from onebasin.errors import InputError, OnebasinError, SpecError
 from onebasin.population import Population
 from onebasin.posterior.coordinates import Coordinates
 from onebasin.posterior.gaussian import Gaussian
-from onebasin.posterior.storage import stored_networks
-from onebasin.posterior.store import Parts, damaged, read_parts, write_parts
+from onebasin.posterior.storage import same_shape, stored_networks
+from onebasin.posterior.store import Parts, damaged, kept_parts, read_parts, write_parts
 from onebasin.state import Spec, State, check_state
 
 
@@ -74,8 +74,22 @@ class Posterior:
 
     @property
     def networks(self) -> float:
-        """What it costs to store, in networks: the numbers of all centres and spreads, divided by D."""
+        """What it costs to store, in networks: how many numbers centres and spreads are, divided by D.
+
+        What components share counts once. Numbers, not bytes: see `nbytes`.
+        """
         return stored_networks(self.components)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors in the file that `save` writes, without its header."""
+        return sum(value.nbytes for value in kept_parts(self._parts).tensors.values())
+
+    @property
+    def pooled(self) -> bool:
+        """Whether several components share one spread, as they are now and not as they were fitted."""
+        first, *others = (component.shape for component in self.components)
+        return bool(others) and all(same_shape(first, other) for other in others)
 
     def __repr__(self) -> str:
         kinds = "/".join(dict.fromkeys(component.shape.kind.replace("_", "-") for component in self.components))
@@ -85,20 +99,37 @@ class Posterior:
     @property
     def mean(self) -> State:
         """The mean network; of integer tensors the first component's."""
-        return self._one(self._mean, self._average())
+        return self._one(self.flat_mean, self._average())
 
     @property
     def std(self) -> State:
         """The standard deviation of every weight, within and between components; zero for what is not uncertain.
 
+        In the dtypes of a network, where a small one may round to zero: `flat_std` is not rounded.
+        """
+        zero = {name: torch.zeros_like(value) for name, value in self.rest[0].items()}
+        return self._one(self.flat_std, zero)
+
+    @property
+    def flat_mean(self) -> Tensor:
+        """The mean of the uncertain weights as a vector, float64 (D,)."""
+        total = torch.zeros_like(self.components[0].centre, dtype=torch.float64)
+        for weight, component in zip(self.weights.tolist(), self.components, strict=True):
+            total += weight * component.centre.double()
+        return total
+
+    @property
+    def flat_std(self) -> Tensor:
+        """The standard deviations of the uncertain weights as a vector, float64 (D,).
+
         variance = sum_m w_m (variance_m + (centre_m - mean)^2)
         """
-        mean, variance = self._mean, torch.zeros_like(self._mean)
+        mean = self.flat_mean
+        variance = torch.zeros_like(mean)
         for weight, component in zip(self.weights.tolist(), self.components, strict=True):
             gap = component.centre.double() - mean
             variance += weight * (component.shape.std().double().square() + gap.square())
-        zero = {name: torch.zeros_like(value) for name, value in self.rest[0].items()}
-        return self._one(variance.sqrt(), zero)
+        return variance.sqrt()
 
     def draw(self, n: int, generator: torch.Generator) -> Population:
         """Networks drawn from the mixture, ordered by component, which is their `chain`.
@@ -128,16 +159,12 @@ class Posterior:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write one safetensors file; a file of this name is replaced when the new one is whole."""
-        parts = Parts(self.components, self.weights, self.layout, self.rest, self.provenance)
-        write_parts(Path(path), parts)
+        write_parts(Path(path), self._parts)
         return Path(path)
 
     @property
-    def _mean(self) -> Tensor:
-        total = torch.zeros_like(self.components[0].centre, dtype=torch.float64)
-        for weight, component in zip(self.weights.tolist(), self.components, strict=True):
-            total += weight * component.centre.double()
-        return total
+    def _parts(self) -> Parts:
+        return Parts(self.components, self.weights, self.layout, self.rest, self.provenance)
 
     def _average(self) -> State:
         """The average of floating-point tensors beside the vector; of others the first."""

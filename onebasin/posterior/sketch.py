@@ -21,6 +21,8 @@ from torch import Tensor
 Rows = Callable[[], Iterator[tuple[int, Tensor]]]
 """Begins a reading: yields (start, rows (n, D)) of X."""
 
+_PIECE_VALUES = 1 << 20  # of a factor that are held in float64 at once
+
 
 def leading_factor(
     rows: Rows, size: tuple[int, int], rank: int, *, degrees: int, oversample: int, passes: int, like: Tensor, seed: int
@@ -32,7 +34,7 @@ def leading_factor(
     Args:
         rows: begins a reading of X.
         size: N and D.
-        rank: K; at most N - 1 columns are returned.
+        rank: K; no more columns are returned than `degrees`, for there are no more directions.
         degrees: the divisor of the covariance, such as N - 1.
         oversample: further directions that are searched, L = K + oversample.
         passes: power passes, one reading each; more find directions whose variances differ little.
@@ -40,7 +42,7 @@ def leading_factor(
         seed: for the random projection.
     """
     count, width = size
-    kept = min(rank, count - 1)
+    kept = min(rank, degrees)
     searched = min(rank + oversample, count)
     if searched == count:  # nothing to project: the networks themselves span everything
         factor = _gathered(rows, torch.eye(count, dtype=like.dtype, device=like.device), width)
@@ -78,6 +80,13 @@ def _orthonormal(columns: Tensor) -> Tensor:
 
 
 def _ordered(factor: Tensor) -> Tensor:
-    """The same factor factor^T with orthogonal columns, longest first."""
-    turn: Tensor = torch.linalg.eigh((factor.T @ factor).double()).eigenvectors.flip(1)
-    return factor @ turn.to(factor)
+    """The same factor factor^T with orthogonal columns, longest first.
+
+    Inner products are float64: in those of float32 a column 1e-4 times as long as the longest is lost.
+    """
+    pieces = factor.split(max(1, _PIECE_VALUES // max(1, factor.shape[1])))
+    inner = factor.new_zeros(factor.shape[1], factor.shape[1], dtype=torch.float64)
+    for piece in pieces:
+        inner.addmm_(piece.double().T, piece.double())
+    turn: Tensor = torch.linalg.eigh(inner).eigenvectors.flip(1)
+    return torch.cat([(piece.double() @ turn).to(factor) for piece in pieces])

@@ -1,6 +1,8 @@
 """A posterior in one safetensors file: tensors by role, everything else as JSON in the header; nothing is unpickled.
 
-Names are `weights`, `<m>.centre`, `<m>.shape.<tensor>` and `<m>.rest.<tensor>` for component m.
+Names are `weights`, `<m>.centre`, `<m>.shape.<tensor>` and `<m>.rest.<tensor>` for component m. Of tensors that are
+equal bit for bit the first is written; `same` in the header maps further names to its name. Tensors of zeros are not
+written: `zeros` in the header is their spec. (Files of version 1 have every tensor.)
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -19,10 +22,11 @@ from onebasin.population.tensor_file import read_header, write_tensors
 from onebasin.posterior.coordinates import Coordinates
 from onebasin.posterior.gaussian import Gaussian
 from onebasin.posterior.shapes import SHAPES
-from onebasin.state import State, spec_from_json, spec_to_json
+from onebasin.posterior.storage import Kept, kept
+from onebasin.state import State, as_spec, spec_from_json, spec_to_json
 
 FORMAT = "onebasin-posterior"
-VERSION = 1
+VERSION = 2
 
 
 class Parts(NamedTuple):
@@ -35,17 +39,23 @@ class Parts(NamedTuple):
     provenance: Mapping[str, Any]
 
 
-def write_parts(path: Path, parts: Parts) -> None:
-    """Write a posterior; readers see the whole file or the one before."""
+def kept_parts(parts: Parts) -> Kept:
+    """All tensors of a posterior by the names of the file, without repetition."""
     tensors: State = {"weights": parts.weights}
     for index, (component, rest) in enumerate(zip(parts.components, parts.rest, strict=True)):
         tensors[f"{index}.centre"] = component.centre
         tensors |= {f"{index}.shape.{name}": value for name, value in component.shape.tensors().items()}
         tensors |= {f"{index}.rest.{name}": value for name, value in rest.items()}
-    facts = _facts(parts)
+    return kept(tensors)
+
+
+def write_parts(path: Path, parts: Parts) -> None:
+    """Write a posterior; readers see the whole file or the one before."""
+    once = kept_parts(parts)
+    facts = _facts(parts) | {"same": json.dumps(once.same), "zeros": spec_to_json(as_spec(once.zeros))}
     make_folder(path.parent)
-    need_space(path.parent, sum(value.nbytes for value in tensors.values()))
-    write_tensors(path, tensors, facts)
+    need_space(path.parent, sum(value.nbytes for value in once.tensors.values()))
+    write_tensors(path, once.tensors, facts)
 
 
 def read_parts(path: Path) -> Parts:
@@ -55,10 +65,10 @@ def read_parts(path: Path) -> Parts:
         raise StorageError(
             f"expected a posterior in {path}, found another kind of file: open populations with Population.open"
         )
-    if facts.get("version") != str(VERSION):
-        raise StorageError(f"{path} has version {facts.get('version')}, expected {VERSION}: upgrade onebasin")
+    if facts.get("version") not in ("1", str(VERSION)):
+        raise StorageError(f"{path} has version {facts.get('version')}, expected 1 to {VERSION}: upgrade onebasin")
     try:
-        return _parts(load_file(path), facts)
+        return _parts(_all(load_file(path), facts), facts)
     except (KeyError, ValueError, TypeError, OnebasinError) as error:
         raise damaged(path, error) from error
 
@@ -87,6 +97,15 @@ def _facts(parts: Parts) -> dict[str, str]:
         "kinds": json.dumps([component.shape.kind for component in parts.components]),
         "provenance": provenance,
     }
+
+
+def _all(tensors: State, facts: Mapping[str, str]) -> State:
+    """The tensors of a file, and those that it does not repeat."""
+    if facts["version"] == "1":
+        return tensors
+    zeros = {n: torch.zeros(own.shape, dtype=own.dtype) for n, own in spec_from_json(facts["zeros"]).items()}
+    same = {name: tensors[first] for name, first in json.loads(facts["same"]).items()}
+    return {**tensors, **zeros, **same}
 
 
 def _parts(tensors: State, facts: Mapping[str, str]) -> Parts:

@@ -61,29 +61,28 @@ def _equal_everywhere(population: Population, names: list[str]) -> dict[str, str
     if not len(population):
         return {}
     begin = population.member(0)
-    pairs = _equal_pairs(begin, names)
+    groups = _equal_groups(begin, names)
     moving: set[str] = set()
-    for _, block in population.blocks() if pairs else ():
-        pairs = {name: own for name, own in pairs.items() if torch.equal(block[name], block[own])}
-        moving |= {own for own in pairs.values() if not bool((block[own] == begin[own]).all())}
-        if not pairs:
+    for _, block in population.blocks() if groups else ():
+        groups = [part for group in groups for part in _equal_groups(block, group)]
+        moving |= {name for group in groups for name in group if not bool((block[name] == begin[name]).all())}
+        if not groups:
             break
-    return {name: own for name, own in pairs.items() if own in moving}
+    return {name: own for own, *others in groups if own in moving for name in others}
 
 
-def _equal_pairs(state: State, names: list[str]) -> dict[str, str]:
-    """Names of one network whose tensor equals an earlier one: name -> the first such name."""
-    seen: dict[tuple[tuple[int, ...], torch.dtype], list[str]] = {}
-    pairs: dict[str, str] = {}
+def _equal_groups(state: State, names: list[str]) -> list[list[str]]:
+    """Names whose tensors are equal, of those that equal any other."""
+    groups: dict[tuple[tuple[int, ...], torch.dtype], list[list[str]]] = {}
     for name in names:
         value: Tensor = state[name]
-        earlier = seen.setdefault((tuple(value.shape), value.dtype), [])
-        own = next((other for other in earlier if torch.equal(state[other], value)), None)
+        alike = groups.setdefault((tuple(value.shape), value.dtype), [])
+        own = next((group for group in alike if torch.equal(state[group[0]], value)), None)
         if own is None:
-            earlier.append(name)
+            alike.append([name])
         else:
-            pairs[name] = own
-    return pairs
+            own.append(name)
+    return [group for alike in groups.values() for group in alike if len(group) > 1]
 
 
 def vector_dtype(layout: Coordinates) -> torch.dtype:

@@ -141,11 +141,12 @@ def pruning_curve(
         state = posterior.mean if isinstance(posterior, Posterior) else posterior
     network = as_state(state)
     seed, repeats, names = options.get("seed", 0), options.get("repeats", 3), options.get("names")
-    if repeats < 1 or not by or not levels:
+    if repeats < 1 or not _several(by) or not _several(levels):
         raise InputError(
-            f"expected at least one criterion, one level and repeats >= 1, found {len(by)}, {len(levels)} and "
-            f"{repeats}: give some"
+            f"expected at least one criterion and one level, each as a list, and repeats >= 1, found "
+            f"by={by!r}, levels={levels!r} and repeats={repeats}: give some, such as levels=[0.5]"
         )
+    levels = tuple(float(level) for level in levels)
     judging = {"loss": options.get("loss", "cross-entropy"), "batch": options.get("batch", BATCH)}
     points: dict[str, tuple[Point, ...]] = {}
     examples = 0
@@ -160,7 +161,12 @@ def pruning_curve(
             examples = scores[0].examples
             found.append(_point(level, masks[0].kept, [score.loss for score in scores], right))
         points[criterion] = tuple(found)
-    return PruningCurve(points, tuple(levels), per, examples)
+    return PruningCurve(points, levels, per, examples)
+
+
+def _several(given: object) -> bool:
+    """Whether there is a list with something in it; a text is a sequence of letters, which nobody means."""
+    return isinstance(given, Collection) and not isinstance(given, str) and len(given) > 0
 
 
 def _point(level: float, kept: int, values: list[float], right: list[float]) -> Point:

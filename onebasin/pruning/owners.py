@@ -95,10 +95,9 @@ def _squares(state: Mapping[str, Tensor], by: str, posterior: Posterior | None) 
         return {name: value.square() for name, value in weights.items()}
     if posterior is None:
         raise InputError("snr needs standard deviations, found no posterior: give one, or choose by='norm'")
-    std, others = posterior.std, posterior.layout.others
+    std = posterior.layout.shaped(posterior.flat_std)
     return {
-        name: signal_to_noise(value.abs(), std[name].double().cpu()).square() for name, value in weights.items()
-        if name not in others
+        name: signal_to_noise(value.abs(), std[name].cpu()).square() for name, value in weights.items() if name in std
     }  # fmt: skip
 
 

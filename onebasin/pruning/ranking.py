@@ -76,10 +76,11 @@ class Ranking:
     ) -> Ranking:
         """Rank the weights of a posterior or of a network; arguments as in `prune`."""
         if isinstance(posterior, Posterior):
-            layout, mean, std = posterior.layout, posterior.mean, posterior.std
+            whole = posterior.layout  # vectors that are not rounded as networks are: a small std would become zero
+            mean, std = whole.shaped(posterior.flat_mean), whole.shaped(posterior.flat_std)
         else:
-            layout, mean, std = layout_of(posterior), as_state(posterior), None
-        layout = _only(layout, names)
+            whole, mean, std = layout_of(posterior), as_state(posterior), None
+        layout = _only(whole, names)
         signal = layout.flat(mean).abs()
         return cls(layout, worth(signal, None if std is None else layout.flat(std), by, seed), signal, by)
 

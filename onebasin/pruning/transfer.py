@@ -74,7 +74,7 @@ def transfer(
         element = match_activations(model, network, reference, symmetry, inputs).element
     if isinstance(what, Masks):
         return what.carried(element, symmetry)
-    std = symmetry.apply(element, what.std, kind="std")
     layout = what.layout
+    std = symmetry.apply(element, {**what.std, **layout.shaped(what.flat_std)}, kind="std")
     gaussian = Gaussian(layout.flat(network), Diagonal(layout.flat(std)))
     return Posterior.equal([gaussian], layout, [network], provenance={"transferred": dict(what.provenance)})

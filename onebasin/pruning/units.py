@@ -7,8 +7,9 @@ moved along its orbit so that the units to keep come first in every copy, and th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,8 @@ from onebasin.state import State, as_state
 from onebasin.symmetry import Element, Space, Symmetry
 from onebasin.symmetry.algebra import Wide
 
-Keep = float | Mapping[str, float | Tensor]
+_WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+Keep = float | Mapping[str, float | Tensor | Sequence[int]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,13 +124,27 @@ def remove_units(
 def _wanted(symmetry: Symmetry, keep: Keep) -> dict[str, float | Tensor]:
     """What to keep of each space that loses units."""
     every = [space.name for space in symmetry.spaces if space.permutable]
-    wanted: dict[str, float | Tensor] = dict(keep) if isinstance(keep, Mapping) else dict.fromkeys(every, keep)
-    for name, share in wanted.items():
+    given = keep if isinstance(keep, Mapping) else dict.fromkeys(every, keep)
+    for name in given:
         if not symmetry[name].permutable:
             raise InputError(f"expected spaces whose units may change places, found {name!r}: leave it out of keep")
-        if not isinstance(share, Tensor) and not 0 < share <= 1:
-            raise InputError(f"expected a share with 0 < keep <= 1, found {share} for {name!r}: give 0.5 for half")
-    return wanted
+    return {name: _share(name, own) for name, own in given.items()}
+
+
+def _share(name: str, given: Any) -> float | Tensor:
+    """A share of the units of a space, or their numbers, int64 (..., m)."""
+    try:
+        numbers = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        numbers = torch.tensor(torch.nan)
+    if numbers.dim() and numbers.dtype in _WHOLE:
+        return numbers.long()
+    if not numbers.dim() and 0 < float(numbers) <= 1:
+        return float(given)
+    raise InputError(
+        f"expected a share with 0 < keep <= 1 or the numbers of units, found {given!r} for {name!r}: give 0.5 for "
+        "half, or a list such as [0, 2]"
+    )
 
 
 def _undecided(wanted: Mapping[str, float | Tensor]) -> bool:
