@@ -168,6 +168,26 @@ def test_the_distance_is_the_stated_formula(problem: tuple[nn.Module, Population
     torch.testing.assert_close(found, gap + 0.7 * (h_p - h_q).abs().mean(), atol=1e-6, rtol=1e-5)
 
 
+def test_few_draws_are_not_punished_for_disagreeing(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
+    model, crowd, train, _ = problem
+    moving, rows = Moving(fit(crowd), Free, 0.6), torch.arange(40)
+    function = Differentiable(model, *moving.place)
+    teacher = Teacher.ask(model, crowd, train[:40], classes=True)
+
+    def distances(draws: int, repeats: int, mirrored: bool) -> Tensor:
+        generator, found = torch.Generator().manual_seed(0), []
+        for _ in range(repeats):
+            networks, weights = moving.draw(draws, generator)
+            outputs = function(networks, ((train[:40],), {}))
+            found.append(teacher.distance(outputs, weights, rows, 0.0, mirrored=mirrored).detach())
+        return torch.stack(found).double()
+
+    many, few, corrected = distances(4000, 4, False).mean(), distances(16, 1500, False), distances(16, 1500, True)
+    error = float(few.std() + corrected.std()) / 1500**0.5
+    assert float(few.mean() - many) > 5 * error
+    assert abs(float(corrected.mean() - many)) < 0.35 * float(few.mean() - many) + 3 * error
+
+
 def test_values_match_mean_and_spread() -> None:
     model = nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 1))
     crowd = around(model, seed=5, width=0.15)

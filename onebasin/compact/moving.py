@@ -53,12 +53,12 @@ class Bell:
         return self.scale.square() + self.factor.square().sum(1)
 
     def draws(self, count: int, generator: torch.Generator) -> Tensor:
-        """Vectors (count, D); the second half mirrors the first, so that their mean is the centre."""
-        half = -(-count // 2)
+        """Vectors (count, D), count even; each second one mirrors the one before: their mean is the centre."""
+        half = count // 2
         own = standard_normal((half, len(self.scale)), self.scale, generator)
         along = standard_normal((half, self.factor.shape[1]), self.factor, generator)
         offset = self.scale * own + along @ self.factor.T
-        return torch.cat([self.centre + offset, self.centre - offset])[:count]
+        return torch.stack([self.centre + offset, self.centre - offset], 1).flatten(0, 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,8 +168,11 @@ class Moving:
         return self.weights.device, self.weights.dtype
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[State, Tensor]:
-        """Networks (n, *shape) and the weight (n,) of each in an average: all components are drawn equally often."""
-        each = max(2, count // len(self.parts))
+        """Networks (n, *shape) and the weight (n,) of each in an average.
+
+        All components are drawn equally often; networks 2 k and 2 k + 1 are mirror images.
+        """
+        each = 2 * max(1, count // (2 * len(self.parts)))
         flat = torch.cat([part.bell().draws(each, generator) for part in self.parts])
         rest = {
             name: torch.stack([own[name] for own in self._rest]).repeat_interleave(each, 0)

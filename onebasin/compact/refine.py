@@ -148,7 +148,7 @@ def _descend(
         rows = torch.randperm(count, generator=generator)[: chosen["batch"]]
         networks, weights = moving.draw(chosen["draws"], generator)
         outputs = function(networks, rows_of(teacher.inputs, rows))
-        distance = teacher.distance(outputs, weights, rows, chosen["diversity"])
+        distance = teacher.distance(outputs, weights, rows, chosen["diversity"], mirrored=True)
         loss = distance + chosen["leash"] * moving.leash() if chosen["leash"] else distance
         if not bool(torch.isfinite(loss.detach())):
             raise InputError(

@@ -42,7 +42,9 @@ class Teacher:
     def __len__(self) -> int:
         return examples_in(self.inputs[0] + tuple(self.inputs[1].values()))
 
-    def distance(self, outputs: Tensor, weights: Tensor, rows: Tensor, diversity: float) -> Tensor:
+    def distance(
+        self, outputs: Tensor, weights: Tensor, rows: Tensor, diversity: float, *, mirrored: bool = False
+    ) -> Tensor:
         """How far networks are from the goal on some of the inputs.
 
         Classes: mean over examples of KL(average predictive of the crowd || that of the networks)
@@ -54,6 +56,8 @@ class Teacher:
             weights: of the networks in averages (members,), sum 1.
             rows: the numbers of the inputs, (batch,).
             diversity: how much the second term counts.
+            mirrored: the networks are a sample in mirrored pairs. The logarithm of an average of few is too small on
+                average, by var / (2 q^2) to second order, which would punish networks for disagreeing: add it.
         """
         mean, spread = (goal[rows].to(outputs) for goal in (self.mean, self.spread))
         if not self.classes:
@@ -61,6 +65,8 @@ class Teacher:
         logs = outputs.log_softmax(2)
         shape = (-1, *[1] * (outputs.dim() - 1))
         average = torch.logsumexp(logs + weights.log().reshape(shape), 0)
+        if mirrored:
+            average = average + _missing(logs, weights)
         gap = (torch.xlogy(mean, mean.clamp(min=_LEAST)) - mean * average).sum(1).mean()
         entropy = torch.einsum("m,m...->...", weights, -(logs.exp() * logs).sum(2))
         return gap + diversity * (entropy - spread).abs().mean()
@@ -71,3 +77,18 @@ class Teacher:
         unit = spread.square().mean().clamp(min=_LEAST)
         gap = (average - mean).square().mean() / unit
         return gap + diversity * ((variance + _LEAST * unit).sqrt() - spread).square().mean() / unit
+
+
+def _missing(logs: Tensor, weights: Tensor) -> Tensor:
+    """What the logarithm of the average of mirrored pairs lacks on average, (batch, classes, ...).
+
+    With q = sum_k w_k p_k over pairs, E[log q] = log E[q] - var(q) / (2 q^2) + ..., and var(q) is estimated by
+    sum_k w_k^2 (p_k - q)^2 n / (n - 1). At most about 1/2, where one pair of many is all there is.
+    """
+    pairs, own = logs.exp().unflatten(0, (-1, 2)).mean(1), weights.unflatten(0, (-1, 2)).sum(1)
+    count = len(own)
+    if count < 2:
+        return torch.zeros_like(logs[0])
+    mean = torch.einsum("m,m...->...", own, pairs)
+    variance = torch.einsum("m,m...->...", own.square(), (pairs - mean).square()) * count / (count - 1)
+    return variance / (2 * mean.square().clamp(min=_LEAST**2))
