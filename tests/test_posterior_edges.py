@@ -59,7 +59,7 @@ def test_kl_of_widths_that_differ_by_many_orders(seed: int) -> None:
     mp = pytest.importorskip("mpmath")
     generator = stream(seed)
 
-    def covariance(shape: LowRank) -> "mp.matrix":
+    def covariance(shape: LowRank) -> Any:
         factor = mp.matrix(shape.factor.tolist())
         return factor * factor.T + mp.diag([mp.mpf(scale) ** 2 for scale in shape.scale.tolist()])
 
