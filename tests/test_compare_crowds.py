@@ -12,7 +12,7 @@ from onebasin.calling import global_seed
 from onebasin.cli.compare_crowds import compare_crowds, several
 from onebasin.cli.data import Examples
 from onebasin.cli.networks import Known
-from onebasin.errors import InputError
+from onebasin.errors import InputError, StorageError
 from onebasin.population import Population
 
 from .judging import numbers
@@ -71,3 +71,20 @@ def test_which_paths_hold_several(known: Known, tmp_path: Path) -> None:
     assert len(several(str(tmp_path / "three"), known) or ()) == 3
     assert several(str(tmp_path / "one"), known) is None
     assert several(str(tmp_path / "three#1"), known) is None
+
+
+def test_values_of_a_regression_are_no_classes(known: Known) -> None:
+    given = (crowd(0, 3), crowd(50, 3), Examples(numbers(7, 2), None))
+    classes, values = (
+        compare_crowds(known, *given, permutations=19, resamples=0, **output) for output in ({}, {"output": "values"})
+    )
+    assert classes.agreement is not None and values.agreement is None and values.total_variation is None
+    assert classes.report.function is not None and values.report.function is not None
+    assert classes.report.function.squared != values.report.function.squared
+
+
+def test_paths_that_do_not_exist(known: Known, tmp_path: Path) -> None:
+    crowd(0, 3).save(tmp_path / "three")
+    for text in ("two", "two#1", "three#x"):
+        with pytest.raises(StorageError, match=text):
+            several(str(tmp_path / text), known)

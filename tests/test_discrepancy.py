@@ -207,9 +207,10 @@ def test_a_moved_copy_is_far_raw_and_near_without_symmetries() -> None:
     assert far.forms["aligned"].across > far.forms["aligned"].within_first + 25
 
 
-def test_large_crowds_take_a_form_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_large_crowds_take_a_form_on_disk(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     symmetry = ob.discover(model(0), torch.zeros(1, 3).double())
-    a, b = (Population.from_models([model(first + n) for n in range(4)]) for first in (0, 20))
+    a, b = (Population.from_models([model(first + n) for n in range(4)]).to(dtype=dtype) for first in (0, 20))
     forms = ["balanced/norm", "aligned"]
     expected = discrepancy(a, b, symmetry=symmetry, forms=forms, **QUICK)
     monkeypatch.setattr(import_module("onebasin.discrepancy.forms"), "LARGE", 0)
@@ -391,18 +392,85 @@ def test_the_report_can_be_read_and_stored() -> None:
     assert all(row in page for row in ("raw", "unit-norm/max", "function", "2.weight", "from runs"))
 
 
+@pytest.mark.parametrize("metrics", [("l2",), ("l1",)])
+@pytest.mark.parametrize("power", [-140, -90, 70, 125])
+def test_the_unit_of_weights_does_not_matter(power: int, metrics: tuple[str, ...]) -> None:
+    """float32 from its smallest numbers to its largest; weights are whole numbers, so that none is rounded."""
+    rows = torch.randint(-3, 4, (7, 9), generator=seeded(0)).float()
+    usual, other = (
+        pair_distances(Population.from_stacked({"w": scaled[:3]}), Population.from_stacked({"w": scaled[3:]}), metrics)
+        for scaled in (rows, torch.ldexp(rows.double(), torch.tensor(power)).float())
+    )
+    power = 2 * power if metrics == ("l2",) else power
+    torch.testing.assert_close(
+        torch.ldexp(other._matrix(metrics[0]), torch.tensor(-power).double()), usual._matrix(metrics[0])
+    )
+
+
+@pytest.mark.parametrize("counts", [(3, 3), (2, 6), (1, 5), (3, 20)])
+def test_the_smallest_p_value_is_said(counts: tuple[int, int]) -> None:
+    m, n = counts
+    a = Population.from_stacked({"w": numbers(2 * m, D)}, chain=torch.arange(m).repeat_interleave(2))
+    b = Population.from_stacked({"w": numbers(2 * n, D, seed=1) + 100}, chain=torch.arange(n).repeat_interleave(2))
+    found = discrepancy(a, b, permutations=1999, resamples=0)
+    least = (2 if m == n else 1) / math.comb(m + n, m)
+    assert found.raw.total.p_value == pytest.approx(max(least, 1 / 2000), abs=4 * math.sqrt(least / 2000) + 1e-3)
+    assert any("cannot be much below" in note for note in found.notes) == (least > 0.05)
+
+
+def test_halves_of_one_chain_are_not_independent() -> None:
+    whole = Population.from_stacked({"w": numbers(8, D)}, chain=torch.tensor([0, 0, 0, 0, 1, 1, 2, 2]))
+    assert any("one run" in note for note in discrepancy(whole[::2], whole[1::2], **QUICK).notes)
+    apart = discrepancy(whole[:4], whole[4:], **QUICK)
+    assert not any("not independent" in note for note in apart.notes)
+
+
+def test_pieces_of_inputs_do_not_change_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = (Population.from_models([model(first + n) for n in range(4)]) for first in (0, 20))
+    given: dict[str, Any] = {"model": model(0), "inputs": numbers(23, 3), "preset": "pooled", **QUICK}
+    whole = discrepancy(a, b, **given).function
+    monkeypatch.setattr(import_module("onebasin.discrepancy.functions"), "HELD", 8 * 2 * 8 * 5)  # five examples
+    pieces = discrepancy(a, b, **given).function
+    assert pieces.squared == pytest.approx(whole.squared, rel=1e-9) and pieces.p_value == whole.p_value
+
+
+def test_a_form_keeps_small_differences_and_drops_rounding() -> None:
+    """Batch norms of weight 1 are equal in the form; crowds that are 1e-6 apart stay so where nothing was moved."""
+    symmetry = ob.discover(normed(0), torch.zeros(1, 1, 5, 5).double())
+    a, b = (Population.from_models([normed(first + n) for n in range(5)]) for first in (0, 20))
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        given = (crowd.to(dtype=dtype) for crowd in (a, b))
+        found = discrepancy(*given, symmetry=symmetry, forms="unit-norm/max", **QUICK)
+        layers = found.forms["unit-norm/max"].layers
+        assert found.raw.layers["norm.weight"].squared != 0 == layers["norm.weight"].squared
+        assert layers["norm.weight"].p_value == 1 and layers["last.weight"].squared != 0
+    start = normed(0).float().state_dict()
+    near = [
+        Population.from_states(
+            [
+                {k: v * (1 + 3e-7 * (n + side)) if v.is_floating_point() else v for k, v in start.items()}
+                for n in range(4)
+            ]
+        )
+        for side in (0, 2)
+    ]
+    still = discrepancy(*near, symmetry=symmetry, forms="keep/keep", **QUICK)
+    assert still.forms["keep/keep"].total.squared == still.raw.total.squared
+
+
 def test_refusals() -> None:
     a, b = crowd(4), crowd(5, seed=9)
     broken = {**b.stacked(), "0.bias": b.tensor("0.bias").clone()}
     broken["0.bias"][3, 1] = math.nan
-    huge = {"w": torch.full((3, 2), 3e38)}
-    large = {"w": torch.tensor([[1e25], [-1e25], [0.0]])}
+    huge = {"w": torch.full((3, 2), 1e200, dtype=torch.float64)}
+    huge["w"][1] = -1e200
     complex_crowd = Population.from_stacked({"w": torch.ones(3, 2, dtype=torch.complex64)})
     counters = Population.from_stacked({"n": torch.arange(3)})
     nets = Population.from_models([model(n) for n in range(3)])
+    found = ob.discover(model(0), torch.zeros(1, 3).double())
     spec = {name: value for name, value in b.stacked().items() if name != "0.bias"}
     for error, words, call in [
-        (InputError, "form", lambda: discrepancy(a, b, forms="sorted")),
+        (InputError, "expected a form", lambda: discrepancy(a, b, forms="sorted")),
         (InputError, "form", lambda: discrepancy(a, b, forms=["unit-norm/max", "unit-norm/random"])),
         (InputError, "no option", lambda: discrepancy(a, b, permutation=5)),
         (InputError, "preset", lambda: discrepancy(a, b, preset="mean")),
@@ -420,11 +488,8 @@ def test_refusals() -> None:
         (InputError, "both sides", lambda: pair_distances(a[:0], b)),
         (SpecError, "member 3 of the second", lambda: pair_distances(a, Population.from_stacked(broken))),
         (SpecError, "too large", lambda: pair_distances(Population.from_stacked(huge), Population.from_stacked(huge))),
-        (
-            SpecError,
-            "too large",
-            lambda: pair_distances(Population.from_stacked(large), Population.from_stacked(large)),
-        ),
+        (InputError, "symmetry", lambda: discrepancy(a, b, forms="unit-norm/max")),
+        (InputError, "scratch", lambda: discrepancy(nets, nets, symmetry=found, scratch="absent", **QUICK)),
         (SpecError, "missing 0.bias", lambda: discrepancy(a, Population.from_stacked(spec))),
         (SpecError, "complex", lambda: pair_distances(complex_crowd, complex_crowd)),
         (SpecError, "weights", lambda: pair_distances(counters, counters)),

@@ -189,3 +189,11 @@ def test_what_is_refused() -> None:
     with pytest.raises(InputError, match="a Population or a Posterior"):
         diversity(MODEL, MODEL.state_dict(), INSIDE)  # type: ignore[arg-type]
     assert math.isfinite(diversity(MODEL, crowd_of(2), INSIDE, closest=0).inside.crowd)
+
+
+def test_half_precision_of_many_classes() -> None:
+    """Probabilities in bfloat16 do not sum to 1; those of the networks do."""
+    generator = torch.Generator().manual_seed(3)
+    crowd = Population.from_stacked({"weight": torch.randn(3, 60, 4, generator=generator), "bias": torch.zeros(3, 60)})
+    found, expected = (diversity(nn.Linear(4, 60), crowd.to(dtype=dtype), INSIDE) for dtype in (torch.bfloat16, None))
+    torch.testing.assert_close(found.matrix, expected.matrix, rtol=0.02, atol=0)

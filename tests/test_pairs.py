@@ -12,7 +12,14 @@ from torch import Tensor
 
 from onebasin.errors import InputError
 from onebasin.metrics.entropy import mutual_information
-from onebasin.metrics.pairs import ERROR, TERMS, mutual_information_of_pairs, pairwise_mutual_information
+from onebasin.metrics.pairs import (
+    ERROR,
+    MANY_TERMS,
+    SMALL,
+    TERMS,
+    mutual_information_of_pairs,
+    pairwise_mutual_information,
+)
 
 
 def probabilities(members: int, examples: int, classes: int, *, own: float = 1.0, seed: int = 0) -> Tensor:
@@ -67,9 +74,38 @@ def test_one_class_of_a_pair_never_errs_more_than_the_bound() -> None:
     assert ERROR / 4 < float(error) < 2 * ERROR  # and the bound is not far above what happens
 
 
+def test_many_terms_err_by_a_share_of_any_value() -> None:
+    grid = np.concatenate([[0.0], np.geomspace(1e-9, 1, 300)])
+    p, q = (side.flatten() for side in np.meshgrid(grid, grid))
+    p, q = p[p > 1.01 * q], q[p > 1.01 * q]  # of closer ones float64 loses digits of what is expected
+
+    def product(s: np.ndarray) -> np.ndarray:
+        return s * np.log(np.where(s > 0, s, 1))
+
+    exact = (product(p) + product(q)) / 2 - product((p + q) / 2)
+    found = sum(weight / 2 * (np.expm1(-rate * p) - np.expm1(-rate * q)) ** 2 for rate, weight in MANY_TERMS)
+    assert np.abs(found / exact - 1).max() < 1e-3
+
+
+@pytest.mark.parametrize("certainty", [0.0, 8.0, 12.0, 16.0])
+@pytest.mark.parametrize("own", [0.05, 1.0])
+def test_networks_that_are_sure_of_the_same(certainty: float, own: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, 300, 10, generator=generator) + own * torch.randn(30, 300, 10, generator=generator)
+    logits[:, :, 0] += certainty
+    values = logits.softmax(2)
+    pairs = torch.triu_indices(30, 30, 1).T
+    exact = mutual_information_of_pairs(values, pairs)
+    found = pairwise_mutual_information(values)[pairs[:, 0], pairs[:, 1]]
+    assert float((found / exact - 1).abs().max()) < 1e-3
+    assert certainty == 0 or own == 1 or float(exact.median()) < SMALL  # both kinds of terms are looked at
+    few = pairwise_mutual_information(values[:5])
+    torch.testing.assert_close(few[0, 1], exact[0], rtol=1e-12, atol=0)
+
+
 @settings(max_examples=25, deadline=None)
 @given(
-    members=st.integers(1, 7), examples=st.integers(1, 40), classes=st.sampled_from([2, 3, 10, 60]),
+    members=st.sampled_from([1, 2, 5, 14]), examples=st.integers(1, 40), classes=st.sampled_from([2, 3, 10, 60]),
     own=st.sampled_from([0.01, 0.3, 3.0, 30.0]), seed=st.integers(0, 50),
 )  # fmt: skip
 def test_all_pairs_are_those_of_the_definition(
@@ -90,30 +126,30 @@ def test_all_pairs_are_those_of_the_definition(
 
 @pytest.mark.parametrize(("own", "classes", "share"), [(1.0, 10, 1e-4), (0.03, 10, 3e-4), (1.0, 300, 1e-3)])
 def test_over_many_examples_the_error_is_a_small_share(own: float, classes: int, share: float) -> None:
-    values = probabilities(6, 3000 if classes == 10 else 200, classes, own=own).float()
-    pairs = torch.triu_indices(6, 6, 1).T
+    values = probabilities(14, 3000 if classes == 10 else 200, classes, own=own).float()
+    pairs = torch.triu_indices(14, 14, 1).T
     exact = mutual_information_of_pairs(values, pairs)
     found = pairwise_mutual_information(values)[pairs[:, 0], pairs[:, 1]]
     assert float(((found - exact) / exact).abs().max()) < share
 
 
 def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = probabilities(5, 37, 4)
+    values = probabilities(13, 37, 4)
     pairs = torch.tensor([[0, 1], [3, 1], [2, 2]])
     whole, exact = pairwise_mutual_information(values), mutual_information_of_pairs(values, pairs)
-    monkeypatch.setattr("onebasin.metrics.pairs._CELLS", 5 * 4 * 3)
+    monkeypatch.setattr("onebasin.metrics.pairs._CELLS", 13 * 4 * 3)
     torch.testing.assert_close(pairwise_mutual_information(values), whole, rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(mutual_information_of_pairs(values, pairs), exact, rtol=1e-12, atol=1e-15)
 
 
 def test_equal_networks_have_none_and_opposite_ones_log_two() -> None:
-    crowd = probabilities(3, 500, 10)
-    values = crowd[[0, 1, 0, 2, 1]]
+    crowd = probabilities(11, 500, 10)
+    values = crowd[[0, 1, 0, 2, 1, *range(3, 11)]]
     found = pairwise_mutual_information(values)
     assert max(float(found[0, 2]), float(found[1, 4])) < 1e-6 * float(found.max())
     assert not mutual_information_of_pairs(values, torch.tensor([[0, 2], [4, 1], [3, 3]])).any()
-    sure = torch.eye(4)[:, None].expand(4, 20, 4)
-    expected = math.log(2) * (1 - torch.eye(4, dtype=torch.float64))
+    sure = torch.eye(14)[:, None].expand(14, 20, 14)
+    expected = math.log(2) * (1 - torch.eye(14, dtype=torch.float64))
     torch.testing.assert_close(pairwise_mutual_information(sure), expected, rtol=0, atol=2 * ERROR)
 
 
@@ -131,7 +167,7 @@ def test_ten_networks_have_near_1_8_times_the_information_of_two() -> None:
 
 
 def test_half_precision_and_float32_are_taken() -> None:
-    values = probabilities(4, 50, 10)
+    values = probabilities(13, 50, 10)
     exact = by_definition(values)
     for dtype, share in ((torch.float32, 1e-3), (torch.bfloat16, 0.05)):
         found = pairwise_mutual_information(values.to(dtype))

@@ -252,3 +252,21 @@ def test_members_on_disk_are_read_in_blocks(tmp_path: Path) -> None:
     crowd = crowd_of(model, 7)
     opened = Population.open(crowd.save(tmp_path / "crowd"))
     assert torch.equal(predict(model, opened, INPUTS, chunk=3), predict(model, crowd, INPUTS, chunk=3))
+
+
+@pytest.mark.parametrize("sizes", [{}, {"batch": 3}, {"chunk": 2, "batch": 3}, {"chunk": 2}])
+def test_outputs_without_an_axis_of_examples(sizes: dict[str, int]) -> None:
+    class Total(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).sum()
+
+    model = Total(4, 3)
+    with pytest.raises(InputError, match="one row of outputs for each"):
+        predict(model, crowd_of(model, 3), INPUTS, output="values", **sizes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("sizes", [{"chunk": 2.0}, {"batch": 2.5}, {"chunk": -1}])
+def test_sizes_that_are_no_counts(sizes: dict[str, int]) -> None:
+    model = mlp()
+    with pytest.raises(InputError, match="has at least 1"):
+        predict(model, crowd_of(model, 3), INPUTS, **sizes)  # type: ignore[arg-type]

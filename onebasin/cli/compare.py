@@ -1,11 +1,13 @@
 """``onebasin compare``: two networks -> how much of their difference is only a disguise."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from click.core import ParameterSource
 from torch import Tensor
 
 from onebasin.align.board import Board
@@ -25,6 +27,9 @@ from onebasin.predict.forward import Bound
 from onebasin.state import State, flatten
 from onebasin.symmetry import Element, Space, Symmetry
 
+_OF_PAIRS = {name: f"--{name}" for name in ("scale", "restarts", "test", "loss", "points")}
+_OF_CROWDS = {"forms": "--form", "preset": "--preset", "values": "--values"}
+_OF_DATA = {name: f"--{name}" for name in ("test", "limit", "loss", "points", "values")}
 _MEANING = {
     "already aligned": "No order or sign of its units brings B closer to A",
     "moved": "In another disguise B has more overlap with A than unrelated networks",
@@ -83,6 +88,9 @@ _MEANING = {
     show_default=True,
     help="Of crowds: kernels and bandwidths of the MMD.",
 )
+@click.option(
+    "--values", is_flag=True, help="Of crowds: outputs are values, as in a regression, and not scores of classes."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables, and nothing else.")
 @debug
 def compare(
@@ -107,7 +115,8 @@ def compare(
 
     Where A and B hold several networks each, the two crowds are compared: mean distances and the squared MMD of their
     weights, as they are and without symmetries, with a p-value; with --data also the MMD of their predictions, and
-    agreement and total variation of their average predictives.
+    agreement and total variation of their average predictives. Several outputs are taken for classes; --values compares
+    those of a regression as they are.
 
     \b
       onebasin compare a.pt b.pt --model examples/digits_cnn.py:digits_cnn
@@ -117,11 +126,15 @@ def compare(
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     known = know(architecture)
     crowds = [several(text, known) for text in (first, second)]
+    if measured["data"] is None:
+        _refuse(_OF_DATA, "goes with --data, which is not given")
     if crowds[0] is not None and crowds[1] is not None:
+        _refuse(_OF_PAIRS, "is for two networks, and A and B are crowds")
         _compare_crowds(known, (first, second), (crowds[0], crowds[1]), as_json, architecture.seed, measured)
         return
-    measured = {name: value for name, value in measured.items() if name not in ("forms", "preset")}
     a, b = one_network(first, known), one_network(second, known)
+    _refuse(_OF_CROWDS, "is for two crowds, and A and B are single networks")
+    measured = {name: value for name, value in measured.items() if name not in _OF_CROWDS}
     with progress(f"comparing {first} with {second} ..."):
         barrier = _barrier(known, a, b, **measured)
         found = match(a, b, known.symmetry, restarts=restarts, seed=architecture.seed, scale=scale)
@@ -136,6 +149,16 @@ def compare(
         click.echo(f"\nbarrier on the straight path from A to B, with one more correction in each row\n\n{barrier}")
 
 
+def _refuse(options: Mapping[str, str], why: str) -> None:
+    """Refuse those of the options (name -> flag) that were given."""
+    context = click.get_current_context()
+    given = [
+        flag for name, flag in options.items() if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    ]
+    if given:
+        raise InputError(f"{given[0]} {why}: leave {given[0]} out")
+
+
 def _compare_crowds(
     known: Known,
     names: tuple[str, str],
@@ -147,8 +170,10 @@ def _compare_crowds(
     path = measured["data"]
     data = None if path is None else examples.read(path, limit=measured["limit"], targets=False)
     with progress(f"comparing {names[0]} with {names[1]} ..."):
-        forms, preset = list(measured["forms"]), measured["preset"]
-        found = compare_crowds(known, *crowds, data, forms=forms, preset=preset, seed=seed)
+        options: dict[str, Any] = {"forms": list(measured["forms"]), "preset": measured["preset"], "seed": seed}
+        if measured["values"]:
+            options["output"] = "values"
+        found = compare_crowds(known, *crowds, data, **options)
     told = {"a": names[0], "b": names[1], **found.told()}
     click.echo(json.dumps(told, indent=1) if as_json else f"A  {names[0]}\nB  {names[1]}\n\n{found}")
 
@@ -158,8 +183,6 @@ def _barrier(
 ) -> BarrierReport | None:
     limit, loss, points = measured["limit"], measured["loss"], measured["points"]
     if data is None:
-        if test is not None:
-            raise InputError("--test goes with --data: corrections are taken from one and judged on the other")
         return None
     if points % 2 == 0:
         raise InputError(f"expected an odd number of --points, found {points}: one of them must be in the middle")

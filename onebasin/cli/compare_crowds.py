@@ -8,9 +8,11 @@ from onebasin.cli.data import Examples
 from onebasin.cli.networks import Known, open_networks
 from onebasin.cli.tables import short, table
 from onebasin.discrepancy import Discrepancy, discrepancy
+from onebasin.errors import StorageError
 from onebasin.metrics.agreement import agreement, total_variation
 from onebasin.population import Population
 from onebasin.predict import examples_in
+from onebasin.predict.portions import answers
 from onebasin.predict.predicting import predict
 
 
@@ -52,9 +54,16 @@ class CrowdComparison:
 
 
 def several(text: str, known: Known) -> Population | None:
-    """The networks under a path that holds more than one; None for one network, or for PATH#3."""
+    """The networks under a path that holds more than one; None for one network, or for PATH#3.
+
+    Raises:
+        StorageError: there is no such path.
+    """
     path = Path(text)
     if not path.exists():
+        folder, _, number = text.rpartition("#")
+        if not number.isdecimal() or not Path(folder).exists():
+            raise StorageError(f"expected networks at {text}, found no such file or folder: correct the path")
         return None
     networks = open_networks(path, known)
     return networks if len(networks) > 1 else None
@@ -70,15 +79,15 @@ def compare_crowds(
         a: one crowd.
         b: the other.
         data: inputs on which to compare what they compute; targets are not looked at.
-        **options: of `discrepancy`: `forms`, `preset`, `permutations`, `seed`, ...
+        **options: of `discrepancy`: `forms`, `preset`, `output`, `permutations`, `seed`, ...
     """
     if data is None:
         return CrowdComparison(discrepancy(a, b, symmetry=known.symmetry, **options))
     model, inputs = known.runs("--data"), data.inputs
     report = discrepancy(a, b, symmetry=known.symmetry, model=model, inputs=inputs, **options)
     found = CrowdComparison(report, examples_in(inputs))
-    outputs = predict(model, a[:1], inputs, output="values")
-    if outputs.dim() != 3 or outputs.shape[2] < 2:
+    answer = answers(model, a.member(0), inputs)
+    if options.get("output") == "values" or answer.dim() != 2 or answer.shape[1] < 2:
         return found
     first, second = (predict(model, crowd, inputs, average=True) for crowd in (a, b))
     return CrowdComparison(

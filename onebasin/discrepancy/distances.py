@@ -2,10 +2,14 @@
 
 Never more than one block of columns of one tensor of all members is in memory, beside matrices of pairs. Blocks of
 columns are the cheapest order to read in: every weight is read once, and all pairs are served by it.
+
+Very large and very small weights are measured like others, in units of their own; only differences in float64 below
+1e-154, whose squares are no numbers any more, count as none.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,14 +18,13 @@ from torch import Tensor
 
 from onebasin.align.board import is_statistic
 from onebasin.errors import InputError, SpecError
-from onebasin.metrics.distances import METRICS, add_absolutes, add_products, mirrored, squares
+from onebasin.metrics.distances import METRICS, Squares, add_absolutes, mirrored, unit_of
 from onebasin.metrics.mmd import Pooled
 from onebasin.population import Population
 from onebasin.population.columns import device_of, read_columns
 from onebasin.state import TensorSpec, check_spec
 
 BLOCK_BYTES = 64 << 20  # of one block of columns
-_ROUNDING = 8  # units of rounding that bringing a network into a form may cost each weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +35,14 @@ class Distances:
         split: members of the first population; they come first.
         l2: *squared* Euclidean distances, float64 (m + n, m + n), or None if they were not asked for.
         l1: sums of absolute differences, likewise.
+        spread: of a single tensor the largest distance by the largest norm, in units of the rounding of float32 or, for
+            weights in float64, of that; else NaN.
     """
 
     split: int
     l2: Tensor | None = None
     l1: Tensor | None = None
+    spread: float = math.nan
 
     def pooled(self, metric: str) -> Pooled:
         """Distances as `mmd` takes them: not squared."""
@@ -63,6 +69,11 @@ class Distances:
         """Mean squared Euclidean distance of pairs within the first population, within the second, and across."""
         first, second = (float(part.sum()) / max(1, len(part) * (len(part) - 1)) for part in (self.xx, self.yy))
         return first, second, float(self.xy.mean())
+
+    def none(self) -> Distances:
+        """Distances of the same networks if all of them were one."""
+        l2, l1 = (None if own is None else torch.zeros_like(own) for own in (self.l2, self.l1))
+        return Distances(self.split, l2, l1, 0.0)
 
     def __add__(self, other: Distances) -> Distances:
         l2 = None if self.l2 is None or other.l2 is None else self.l2 + other.l2
@@ -96,17 +107,13 @@ def pair_distances(a: Population, b: Population, metrics: Sequence[str] = ("l2",
     return total
 
 
-def tensor_distances(
-    a: Population, b: Population, metrics: Sequence[str] = ("l2",), *, moved: bool = False
-) -> Iterator[tuple[str, Distances]]:
+def tensor_distances(a: Population, b: Population, metrics: Sequence[str] = ("l2",)) -> Iterator[tuple[str, Distances]]:
     """Yield (name, distances) of one tensor after the other.
 
     Args:
         a: as in `pair_distances`.
         b: as in `pair_distances`.
         metrics: as in `pair_distances`.
-        moved: the networks were brought into a form, which rounds. A form may give all networks the same tensor
-            (batch norms of weight 1); distances of a tensor are 0 if all of them are no more than that rounding.
     """
     names = weight_names(a, b)
     if not metrics or set(metrics) - set(METRICS):
@@ -114,7 +121,7 @@ def tensor_distances(
     if not len(a) or not len(b):
         raise InputError(f"expected networks on both sides, found {len(a)} and {len(b)}: add members")
     for name in names:
-        yield name, _Pass(a, b, name, metrics).run(moved)
+        yield name, _Pass(a, b, name, metrics).run()
 
 
 def weight_names(a: Population, b: Population) -> list[str]:
@@ -149,33 +156,39 @@ class _Pass:
         self.a, self.b, self.name = a, b, name
         dtypes = (a.spec[name].dtype, b.spec[name].dtype)
         self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        self.unit = max(torch.finfo(dtype).eps for dtype in dtypes)
+        self.rounding = max(min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) for dtype in dtypes)
         self.device, self.members = device_of(a), len(a) + len(b)
-        square = (self.members, self.members)
-        self.sums = {metric: torch.zeros(square, dtype=torch.float64, device=self.device) for metric in metrics}
-        self.norms = {metric: torch.zeros(self.members, dtype=torch.float64, device=self.device) for metric in metrics}
+        self.l2 = Squares(self.members, len(a), self.device) if "l2" in metrics else None
+        self.l1: Tensor | None = None
+        if "l1" in metrics:
+            self.l1 = torch.zeros(self.members, self.members, dtype=torch.float64, device=self.device)
+        self.norms = torch.zeros(self.members, dtype=torch.float64, device=self.device)  # squared with l2
 
-    def run(self, moved: bool) -> Distances:
-        """Read everything; see `tensor_distances`."""
+    def run(self) -> Distances:
+        """Read everything."""
         for rows in self._blocks():
-            for metric in self.sums if moved else ():
-                self.norms[metric] += (rows.abs() if metric == "l1" else rows.square()).sum(1)
-            centre = rows.mean(0)
-            if not bool(torch.isfinite(centre).all()):
+            unit = unit_of(rows)
+            if math.isnan(unit):
                 raise _not_finite(rows, self.name, len(self.a))
-            rows.sub_(centre)
-            if "l1" in self.sums:
-                add_absolutes(self.sums["l1"], rows)
-            if "l2" in self.sums:
-                add_products(self.sums["l2"], rows)
-        l2, l1 = self.sums.get("l2"), self.sums.get("l1")
-        if l2 is not None and not bool(torch.isfinite(l2.diagonal()).all()):
-            raise _not_finite(l2.diagonal()[:, None], self.name, len(self.a))
-        return Distances(
-            len(self.a),
-            None if l2 is None else self._without_rounding(squares(l2), "l2", moved),
-            None if l1 is None else self._without_rounding(mirrored(l1), "l1", moved),
-        )
+            if unit != 1:
+                rows.div_(unit)
+            order = 1 if self.l2 is None else 2
+            self.norms += (torch.linalg.vector_norm(rows, order, dim=1).double() * unit) ** order
+            if self.l1 is not None:
+                add_absolutes(self.l1, rows, unit)
+            if self.l2 is not None:
+                self.l2.add(rows, unit)  # centres them, so it comes last
+        l2, l1 = None if self.l2 is None else self.l2.found(), None if self.l1 is None else mirrored(self.l1)
+        for found in (l2, l1):
+            if found is not None and not bool(torch.isfinite(found).all()):
+                raise _not_finite(self.norms[:, None], self.name, len(self.a))
+        return Distances(len(self.a), l2, l1, self._spread(l2, l1))
+
+    def _spread(self, l2: Tensor | None, l1: Tensor | None) -> float:
+        distances = l1 if l2 is None else l2
+        assert distances is not None  # there is a metric
+        share = float(distances.max()) / max(float(self.norms.max()), 1e-300)
+        return (share if l2 is None else math.sqrt(share)) / self.rounding
 
     def _blocks(self) -> Iterator[Tensor]:
         """Ranges of columns of all members (m + n, columns), in one buffer that is filled again and again."""
@@ -188,10 +201,6 @@ class _Pass:
             read_columns(self.a, self.name, start, stop, rows[: len(self.a)])
             read_columns(self.b, self.name, start, stop, rows[len(self.a) :])
             yield rows
-
-    def _without_rounding(self, found: Tensor, metric: str, moved: bool) -> Tensor:
-        reach = (_ROUNDING * self.unit) ** (2 if metric == "l2" else 1) * self.norms[metric].max()
-        return torch.zeros_like(found) if moved and bool(found.max() <= reach) else found
 
 
 def _not_finite(rows: Tensor, name: str, split: int) -> SpecError:

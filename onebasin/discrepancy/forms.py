@@ -3,6 +3,9 @@
 A form "SCALE/ORDER" brings every network by itself into the normal form of `canonicalise`: it does not know which crowd
 the network belongs to, so permutation tests stay exact. "aligned" moves all networks of both crowds into one frame that
 they agree on (`align`). The frame depends a little on the order in which they come, so they come in a random one.
+
+Networks in half precision are brought into a form in float32: to round them once more would cost them half a per cent
+of each weight, and differences with it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from onebasin.align import align, canonicalise
 from onebasin.align.form.canonical import SCALES
@@ -66,12 +70,28 @@ def in_form(
         seed: of the order in which networks are aligned.
     """
     check_form(form)
+    if scratch is not None and not Path(scratch).is_dir():
+        raise InputError(f"expected a folder as scratch=, found nothing of this kind at {scratch}: create it first")
     with tempfile.TemporaryDirectory(prefix="onebasin-", dir=scratch) as name:
         folder = Path(name) if a.nbytes + b.nbytes > LARGE else None
+        a, b = (
+            _wide(crowd, None if folder is None else folder / f"wide-{side}") for side, crowd in (("a", a), ("b", b))
+        )
         if form == ALIGNED:
             yield _aligned(a, b, symmetry, folder, seed)
         else:
             yield _canonical(a, b, symmetry, form, folder)
+
+
+def _wide(crowd: Population, path: Path | None) -> Population:
+    """The crowd in float32 at least."""
+
+    def widened(value: Tensor) -> Tensor:
+        return value.float() if value.is_floating_point() and value.dtype.itemsize < 4 else value
+
+    if not any(spec.dtype.is_floating_point and spec.dtype.itemsize < 4 for spec in crowd.spec.values()):
+        return crowd
+    return crowd.map(lambda block, _: {name: widened(value) for name, value in block.items()}, path=path)
 
 
 def _canonical(a: Population, b: Population, symmetry: Symmetry, form: str, folder: Path | None) -> Crowds:

@@ -20,10 +20,12 @@ from onebasin.errors import InputError
 from onebasin.metrics.kernels import bandwidths, metric_of
 from onebasin.metrics.mmd import kernel_matrix
 from onebasin.metrics.resampled import (
+    FEWEST,
     percentiles,
     permutation_p,
     random_counts,
     random_sides,
+    rounding,
     side_statistics,
     weighted_statistics,
 )
@@ -34,7 +36,6 @@ PRESETS = {
     "paper": (("laplace", "paper"), ("gaussian", "paper")),
     "paper-floors": (("laplace", "paper-floors"), ("gaussian", "paper-floors")),
 }
-FEW = 10  # runs; below, a bootstrap over runs is rough
 
 
 class Judge:
@@ -70,8 +71,9 @@ class Judge:
         generator = torch.Generator().manual_seed(seed)
         self.chosen = runs.one_of_each(generator)
         count, split = len(runs.sizes), runs.split
-        self.sides = random_sides(count, split, permutations, generator) if permutations else None
-        enough = resamples and min(runs.counts) > 1
+        # Two runs can only change places, which the statistic does not notice: no p-value says anything.
+        self.sides = random_sides(count, split, permutations, generator) if permutations and count > 2 else None
+        enough = resamples and min(runs.counts) >= FEWEST
         self.counts = random_counts(count, split, resamples, generator) if enough else None
 
     @property
@@ -83,7 +85,8 @@ class Judge:
         """Judge the distances of two crowds."""
         device = self._settle(measured)
         kernels: list[Kernel] = []
-        exchanged, drawn = [], []
+        exchanged: list[tuple[Tensor, Tensor]] = []
+        drawn: list[Tensor] = []
         for kernel, rule in PRESETS[self.preset]:
             pooled = measured.pooled(metric_of(kernel))
             for width in bandwidths(rule, pooled.distances, pooled.split).tolist():
@@ -92,16 +95,18 @@ class Judge:
                 squared = _squared(matrix, pooled.split)
                 kernels.append(Kernel(kernel, width, squared, self.runs.explained(sums)))
                 if self.sides is not None:
-                    exchanged.append(side_statistics(self._exchangeable(matrix, sums), self.sides))
+                    ours = self._exchangeable(matrix, sums)
+                    exchanged.append((side_statistics(ours, self.sides), rounding(ours, self.runs.split)))
                 if self.counts is not None:
                     sizes = self.runs.sizes.to(device)
                     drawn.append(weighted_statistics(sums, sizes, self.runs.split, self.counts))
         return self._gathered(kernels, exchanged, drawn)
 
-    def _gathered(self, kernels: list[Kernel], exchanged: list[Tensor], drawn: list[Tensor]) -> Gap:
+    def _gathered(self, kernels: list[Kernel], exchanged: list[tuple[Tensor, Tensor]], drawn: list[Tensor]) -> Gap:
         p_value, low, high = math.nan, math.nan, math.nan
         if exchanged:
-            each, p_value = permutation_p(torch.stack(exchanged))
+            statistics, slack = (torch.stack(parts) for parts in zip(*exchanged, strict=True))
+            each, p_value = permutation_p(statistics, slack)
             kernels = [replace(row, p_value=p) for row, p in zip(kernels, each.tolist(), strict=True)]
         if drawn:
             low, high = percentiles(torch.stack(drawn).mean(0), self.confidence)

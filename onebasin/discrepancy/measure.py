@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypedDict, Unpack
 
@@ -11,15 +11,19 @@ from torch import nn
 from onebasin.calling import Inputs
 from onebasin.discrepancy.distances import Distances, tensor_distances, weight_names
 from onebasin.discrepancy.forms import PathLike, check_form, in_form
-from onebasin.discrepancy.judge import FEW, Judge
+from onebasin.discrepancy.functions import compare_functions
+from onebasin.discrepancy.judge import Judge
+from onebasin.discrepancy.notes import notes_on
 from onebasin.discrepancy.report import Compared, Discrepancy, Gap
 from onebasin.discrepancy.runs import Runs
 from onebasin.errors import InputError
 from onebasin.options import refuse_unknown
 from onebasin.population import Population
-from onebasin.predict import predictions
-from onebasin.predict.predicting import Output, predict
+from onebasin.predict.predicting import Output
 from onebasin.symmetry import Symmetry
+
+FORM = "unit-norm/max"  # in which symmetries are removed if nobody says how
+ROUNDING = 8  # units of rounding that bringing a network into a form may cost each weight
 
 
 class Options(TypedDict, total=False):
@@ -56,7 +60,7 @@ def discrepancy(
     b: Population,
     *,
     symmetry: Symmetry | None = None,
-    forms: str | Sequence[str] = "unit-norm/max",
+    forms: str | Sequence[str] | None = None,
     model: nn.Module | None = None,
     inputs: Inputs | None = None,
     **options: Unpack[Options],
@@ -70,7 +74,8 @@ def discrepancy(
         a: networks, in memory or on disk.
         b: networks of the same architecture to compare with, such as a reference.
         symmetry: of their model; without it only raw weights are compared.
-        forms: one or several ways to remove symmetries, see `forms`; `FORMS` for a table of how much hangs on it.
+        forms: one or several ways to remove symmetries, see `forms`; "unit-norm/max" by default, `FORMS` for a table
+            of how much hangs on it.
         model: with `inputs`, also compare what the networks compute.
         inputs: as the model takes them.
         **options: see `Options`.
@@ -85,9 +90,7 @@ def discrepancy(
     0.868
     """
     refuse_unknown(options, Options.__annotations__, "discrepancy")
-    chosen = [forms] if isinstance(forms, str) else list(forms)
-    for form in chosen:
-        check_form(form)
+    chosen = _forms(forms, symmetry)
     weight_names(a, b)
     if min(len(a), len(b)) < 2:
         raise InputError(f"expected at least 2 networks on each side, found {len(a)} and {len(b)}: add members")
@@ -98,19 +101,31 @@ def discrepancy(
     tell = options.get("progress") or _silent
     layers = options.get("layers", True)
     tell("comparing raw weights")
-    raw = _compare(a, b, judge, layers)
+    raw, spreads = _compare(a, b, judge, layers)
     compared: dict[str, Compared] = {}
-    for form in chosen if symmetry is not None else ():
-        assert symmetry is not None
+    for form in chosen:
+        assert symmetry is not None  # _forms has seen to it
         tell(f"comparing in the form {form}")
         scratch, seed = options.get("scratch"), options.get("seed", 0)
         with in_form(a, b, symmetry, form, scratch=scratch, seed=seed) as (here, there, notes):
-            compared[form] = replace(_compare(here, there, judge, layers, moved=True), notes=notes)
+            compared[form] = replace(_compare(here, there, judge, layers, spreads)[0], notes=notes)
     function = None
     if model is not None and inputs is not None:
         tell("comparing functions")
-        function = _function(judge, model, (a, b), inputs, options.get("output"))
-    return Discrepancy((len(a), len(b)), runs.counts, runs.shares, judge.preset, raw, compared, function, _notes(runs))
+        function = compare_functions(judge, model, a, b, inputs, options.get("output"))
+    notes = notes_on(runs, permutations=options.get("permutations", 999), resamples=options.get("resamples", 1000))
+    return Discrepancy((len(a), len(b)), runs.counts, runs.shares, judge.preset, raw, compared, function, notes)
+
+
+def _forms(forms: str | Sequence[str] | None, symmetry: Symmetry | None) -> list[str]:
+    if forms is None:
+        return [] if symmetry is None else [FORM]
+    chosen = [forms] if isinstance(forms, str) else list(forms)
+    for form in chosen:
+        check_form(form)
+    if chosen and symmetry is None:
+        raise InputError(f"expected a symmetry for the form {chosen[0]}, found none: give symmetry= too")
+    return chosen
 
 
 def _judge(runs: Runs, options: Options) -> Judge:
@@ -124,43 +139,34 @@ def _judge(runs: Runs, options: Options) -> Judge:
     )
 
 
-def _compare(a: Population, b: Population, judge: Judge, layers: bool, *, moved: bool = False) -> Compared:
-    """One pass over both crowds; the distances of a tensor are dropped as soon as it has been judged."""
+def _compare(
+    a: Population, b: Population, judge: Judge, layers: bool, before: Mapping[str, float] | None = None
+) -> tuple[Compared, dict[str, float]]:
+    """One pass over both crowds; the distances of a tensor are dropped as soon as it has been judged.
+
+    Args:
+        a: one crowd.
+        b: the other.
+        judge: of distances.
+        layers: whether tensors are judged by themselves.
+        before: `Distances.spread` of each tensor before networks were brought into a form. A form may give all of them
+            the same tensor (batch norms of weight 1) but for rounding, which is then taken off.
+
+    Returns:
+        What was found, and the spread of each tensor.
+    """
     total: Distances | None = None
     gaps: dict[str, Gap] = {}
-    for name, found in tensor_distances(a, b, judge.metrics, moved=moved):
+    spreads: dict[str, float] = {}
+    for name, found in tensor_distances(a, b, judge.metrics):
+        spreads[name] = found.spread
+        if before is not None and found.spread <= ROUNDING < before[name]:
+            found = found.none()
         if layers:
             gaps[name] = judge.gap(found)
         total = found if total is None else total + found
     assert total is not None  # there are weights: weight_names has seen to it
-    return Compared(judge.gap(total), gaps, *total.means)
-
-
-def _function(
-    judge: Judge, model: nn.Module, crowds: tuple[Population, Population], inputs: Inputs, output: Output | None
-) -> Gap:
-    """Compare predictions as if they were weights."""
-    if output is None:
-        shape = predictions(model, crowds[0][:1], inputs).shape
-        output = "probabilities" if len(shape) > 2 and shape[2] > 1 else "values"
-    first, second = (
-        Population.from_stacked({"predictions": predict(model, crowd, inputs, output=output)}) for crowd in crowds
-    )
-    ((_, found),) = tensor_distances(first, second, judge.metrics)
-    return judge.gap(found)
-
-
-def _notes(runs: Runs) -> tuple[str, ...]:
-    if runs.trivial:
-        return ()
-    found = []
-    if min(runs.counts) == 1:
-        found.append("a crowd of one run: what runs explain is judged by the other crowd, and there is no interval")
-    elif min(runs.counts) < FEW:
-        found.append(f"{min(runs.counts)} runs on one side: intervals from so few are rough, and often too narrow")
-    if len(runs.sizes.unique()) > 1:
-        found.append("runs of unequal size: the test compares one network of each run")
-    return tuple(found)
+    return Compared(judge.gap(total), gaps, *total.means), spreads
 
 
 def _silent(text: str) -> None:

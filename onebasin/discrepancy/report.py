@@ -28,9 +28,10 @@ class Gap:
         squared: unbiased estimate of the squared MMD, all members taken as independent.
         explained: the part of it that comes from members sharing a run, see `runs`; 0 where each is its own run.
         remainder: squared - explained.
-        low: lower end of the bootstrap interval of the remainder; NaN where a crowd has a single run.
+        low: lower end of the bootstrap interval of the remainder; NaN where a crowd has fewer than three runs.
         high: its upper end.
-        p_value: of the hypothesis that runs of both crowds follow one law, all kernels together.
+        p_value: of the hypothesis that runs of both crowds follow one law, all kernels together; NaN for one run
+            against one run, which no exchange tells apart.
         kernels: each by itself.
     """
 
@@ -140,7 +141,7 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
 def _cells(gap: Gap) -> tuple[str, str, str, str, str]:
     runs = (_short(gap.explained), _short(gap.remainder)) if gap.explained else ("", "")
     interval = "" if math.isnan(gap.low) else f"{_short(gap.low)} to {_short(gap.high)}"
-    return _short(gap.squared), *runs, interval, "" if math.isnan(gap.p_value) else f"{gap.p_value:.3g}"
+    return _short(gap.squared), *runs, interval, "-" if math.isnan(gap.p_value) else f"{gap.p_value:.3g}"
 
 
 def _short(number: float) -> str:

@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from onebasin.population import Population
+from onebasin.population.columns import overlapping
 
 
 def same_run_share(sizes: Iterable[int]) -> float:
@@ -59,11 +60,13 @@ class Runs:
         labels: number of the run of each member (m + n,); runs of the first crowd come first.
         sizes: members of each run, float64 (runs,).
         split: runs of the first crowd.
+        shared: whether members of one run are known to be in both crowds.
     """
 
     labels: Tensor
     sizes: Tensor
     split: int
+    shared: bool = False
 
     @classmethod
     def of(cls, a: Population, b: Population) -> Runs:
@@ -71,7 +74,7 @@ class Runs:
         first, second = _numbered(a), _numbered(b)
         split = int(first.max()) + 1
         labels = torch.cat([first, second + split])
-        return cls(labels, labels.bincount().double(), split)
+        return cls(labels, labels.bincount().double(), split, _share(a, b))
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -128,6 +131,13 @@ class _Side:
             return 0.0
         between = reference.between if math.isnan(self.between) else self.between
         return self.share * (self.within - between)
+
+
+def _share(a: Population, b: Population) -> bool:
+    """Whether both are cut from one population, and a run with them."""
+    if a.chain is None or b.chain is None or not overlapping(a, b):
+        return False
+    return bool(torch.isin(a.chain[a.chain >= 0], b.chain[b.chain >= 0]).any())
 
 
 def _numbered(population: Population) -> Tensor:

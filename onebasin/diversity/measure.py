@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Unpack
 
 import torch
@@ -16,10 +15,10 @@ from onebasin.errors import InputError
 from onebasin.metrics.entropy import mutual_information
 from onebasin.metrics.pairs import pairwise_mutual_information
 from onebasin.population import Population
-from onebasin.predict import examples_in, outputs
-from onebasin.predict.batches import batches
+from onebasin.predict import examples_in
 from onebasin.predict.drawing import Crowd, networks_of
-from onebasin.predict.predicting import Options, check_output, predict
+from onebasin.predict.portions import answers, pieces
+from onebasin.predict.predicting import Options, check_classes, check_output, predict, refuse_nan
 
 HELD = 1 << 30  # bytes of probabilities in memory: inputs are cut into pieces that give as many
 _CELLS = 1 << 22  # probabilities that are looked at in float64 at a time
@@ -103,8 +102,11 @@ def _at_least_two(numbers: Tensor) -> Tensor:
 def _information(model: nn.Module, crowd: Crowd, inputs: Inputs, options: Options) -> tuple[Tensor, float]:
     """Mutual information of every pair, float64 (M, M), and of all networks together; means over examples."""
     total, whole, examples = torch.zeros(()), 0.0, 0
-    for piece in _pieces(model, crowd, inputs, options):
-        found = predict(model, crowd, piece, **options)
+    networks = networks_of(crowd, options.get("draws", 100), options.get("seed", 0))
+    _, first = next(iter(networks.blocks(1)))
+    answer = answers(model, {name: value[0] for name, value in first.items()}, inputs)
+    for piece in pieces(answer, len(networks), inputs, HELD):
+        found = _probabilities(model, crowd, piece, options)
         probabilities = found.movedim(2, -1).flatten(1, -2)  # places of a network that speaks about many
         count = probabilities.shape[1]
         total = total + count * pairwise_mutual_information(probabilities).cpu()
@@ -114,12 +116,10 @@ def _information(model: nn.Module, crowd: Crowd, inputs: Inputs, options: Option
     return total / examples, whole / examples
 
 
-def _pieces(model: nn.Module, crowd: Crowd, inputs: Inputs, options: Options) -> Iterator[Inputs]:
-    """Inputs in pieces whose probabilities, of all networks, fit into memory."""
-    networks = networks_of(crowd, options.get("draws", 100), options.get("seed", 0))
-    _, first = next(iter(networks.blocks(1)))
-    rows, (arguments, named) = next(batches(inputs, 2))
-    answer = outputs(model, {name: value[0] for name, value in first.items()}, named or arguments)
-    each = len(networks) * answer.nbytes // (rows.stop - rows.start)
-    for _, (arguments, named) in batches(inputs, max(1, HELD // max(1, each))):
-        yield named or arguments
+def _probabilities(model: nn.Module, crowd: Crowd, inputs: Inputs, options: Options) -> Tensor:
+    """What networks predict; for half precision in float32, because rounded probabilities do not sum to 1."""
+    scores = predict(model, crowd, inputs, output="logits", **options)
+    check_classes(scores)
+    probabilities = scores.softmax(2) if scores.dtype.itemsize >= 4 else scores.softmax(2, dtype=torch.float32)
+    refuse_nan(probabilities, 0)
+    return probabilities

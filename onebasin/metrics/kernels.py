@@ -69,7 +69,7 @@ def bandwidths(rule: Bandwidth, distances: Tensor, split: int) -> Tensor:
         split: the first so many members are x, the others y.
 
     Returns:
-        float64 (count,). A collection for members that are all alike is all ones: every kernel is 1 there.
+        float64 (count,). For members that are all alike, where every kernel is 1, all ones, or the floors.
     """
     if not isinstance(rule, str):
         return _given(rule, distances.device)
@@ -82,7 +82,7 @@ def bandwidths(rule: Bandwidth, distances: Tensor, split: int) -> Tensor:
         chosen = distances[row, column]
     positive = chosen[chosen > 0].double()
     if rule == "paper-floors":
-        return _floored(chosen.double())
+        return _floored(positive)
     if not len(positive):
         return torch.ones(1 if rule == "median" else COUNT, dtype=torch.float64, device=distances.device)
     if rule == "median":
@@ -91,6 +91,8 @@ def bandwidths(rule: Bandwidth, distances: Tensor, split: int) -> Tensor:
 
 
 def _floored(distances: Tensor) -> Tensor:
+    if not len(distances):
+        return _geometric(_NEAR / 2, 2 * _FAR, distances.device)
     least = float(distances.min())
     if least < _NEAR:
         least = max(float(distances.sort().values[int(0.05 * len(distances))]), _NEAR)

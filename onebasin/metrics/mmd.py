@@ -11,6 +11,7 @@ The permutation test and the bootstrap are explained in `resampled`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +21,12 @@ from onebasin.errors import InputError
 from onebasin.metrics.distances import METRICS, pairwise
 from onebasin.metrics.kernels import Bandwidth, bandwidths, kernel_values, metric_of
 from onebasin.metrics.resampled import (
+    FEWEST,
     percentiles,
     permutation_p,
     random_counts,
     random_sides,
+    rounding,
     side_statistics,
     weighted_statistics,
 )
@@ -42,6 +45,13 @@ class Pooled:
     distances: Tensor
     split: int
     metric: str
+
+    def __post_init__(self) -> None:
+        if not bool(((self.distances >= 0) & self.distances.isfinite()).all()):
+            raise InputError(
+                "expected distances >= 0, found NaN, infinity or numbers below 0: leave out members that are not "
+                "finite, and divide very large ones by a number"
+            )
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, metric: str = "l2") -> Pooled:
@@ -134,8 +144,9 @@ def mmd_test(
     widths = bandwidths(bandwidth, pooled.distances, pooled.split)
     members = len(pooled.distances)
     sides = random_sides(members, pooled.split, permutations, generator).to(pooled.distances.device)
-    found = torch.stack([side_statistics(kernel_matrix(pooled, float(w), kernel), sides) for w in widths])
-    p_values, p_value = permutation_p(found)
+    matrices = [kernel_matrix(pooled, float(width), kernel) for width in widths]
+    found = torch.stack([side_statistics(matrix, sides) for matrix in matrices])
+    p_values, p_value = permutation_p(found, torch.stack([rounding(matrix, pooled.split) for matrix in matrices]))
     return MMDTest(found[:, 0], widths, p_values, p_value)
 
 
@@ -150,6 +161,8 @@ def mmd_interval(
     generator: torch.Generator | None = None,
 ) -> tuple[float, float]:
     """Return a bootstrap interval of the squared MMD, averaged over bandwidths; for laws that differ (see above).
+
+    Two members, drawn again, are either the sample itself or no pair: below three on a side both ends are NaN.
 
     Args:
         x: as in `mmd`.
@@ -166,7 +179,8 @@ def mmd_interval(
     widths = bandwidths(bandwidth, pooled.distances, split)
     ones = torch.ones(len(counts), dtype=torch.float64, device=device)
     found = [weighted_statistics(kernel_matrix(pooled, float(w), kernel), ones, split, counts) for w in widths]
-    return percentiles(torch.stack(found).mean(0), confidence)
+    low, high = percentiles(torch.stack(found).mean(0), confidence)
+    return (low, high) if min(split, len(pooled.distances) - split) >= FEWEST else (math.nan, math.nan)
 
 
 def kernel_matrix(pooled: Pooled, bandwidth: float, kernel: str) -> Tensor:

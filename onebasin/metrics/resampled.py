@@ -21,6 +21,9 @@ from torch import Tensor
 
 from onebasin.errors import InputError
 
+FEWEST = 3  # members of a side whose resamples differ from each other
+_VARIES = 1e3  # times its rounding: a statistic that varies less does not vary
+
 
 def random_sides(members: int, split: int, permutations: int, generator: torch.Generator | None) -> Tensor:
     """Draw sides (members, 1 + permutations), 1.0 for x; the first column is the samples as they are."""
@@ -53,14 +56,37 @@ def side_statistics(matrix: Tensor, sides: Tensor) -> Tensor:
     return xx / max(1, m * (m - 1)) + yy / max(1, n * (n - 1)) - 2 * xy / (m * n)
 
 
-def permutation_p(found: Tensor) -> tuple[Tensor, float]:
-    """P-values of the first column of statistics (count, 1 + permutations): one for each row, and one for all rows."""
-    slack = 1e-12 * found.abs().amax(1, keepdim=True)  # equal but for the order of sums
+def rounding(matrix: Tensor, split: int) -> Tensor:
+    """Return how much of `side_statistics` may be rounding, float64 ().
+
+    Sums over all N^2 pairs are subtracted from each other and divided by as few as m (m - 1).
+
+    Args:
+        matrix: kernel of all pairs (N, N).
+        split: members on one side.
+    """
+    count = len(matrix)
+    fewest = max(1, min(size * (size - 1) for size in (split, count - split)))
+    return 16 * torch.finfo(torch.float64).eps * matrix.amax() * (count**2 / fewest)
+
+
+def permutation_p(found: Tensor, rounding: Tensor | None = None) -> tuple[Tensor, float]:
+    """P-values of the first column of statistics (count, 1 + permutations): one for each row, and one for all rows.
+
+    Args:
+        found: the statistics.
+        rounding: differences up to this are none (count,); 0 if it is left out. Rows that vary by hardly more say
+            nothing: all permutations tie.
+    """
+    slack = found.new_zeros(len(found), 1) if rounding is None else rounding[:, None]
     each = (found >= found[:, :1] - slack).double().mean(1)
     spread = found.square().mean(1, keepdim=True).sqrt()
-    largest = (found / spread.clamp_min(torch.finfo(torch.float64).tiny)).amax(0)
-    together = float((largest >= largest[0] - 1e-9).double().mean())
-    return each, together
+    varies = spread > _VARIES * slack
+    divisor = torch.where(varies, spread, 1)
+    largest = torch.where(varies, found / divisor, 0).amax(0)
+    near = float(torch.where(varies, slack / divisor, 0).max()) + 1e-12
+    each = torch.where(varies[:, 0], each, 1)
+    return each, float((largest >= largest[0] - near).double().mean())
 
 
 def random_counts(members: int, split: int, resamples: int, generator: torch.Generator | None) -> Tensor:

@@ -18,6 +18,16 @@ def device_of(population: Population) -> torch.device:
     return next((source.device for source in population._sources), torch.device("cpu"))
 
 
+def overlapping(a: Population, b: Population) -> bool:
+    """Whether both take members from the same tensors or files, as two halves of one population do.
+
+    >>> whole = Population.from_stacked({"w": torch.zeros(4, 2)})
+    >>> overlapping(whole[:2], whole[2:]), overlapping(whole, Population.from_stacked({"w": torch.zeros(4, 2)}))
+    (True, False)
+    """
+    return any(one is other for one in a._sources for other in b._sources)
+
+
 def read_columns(population: Population, name: str, start: int, stop: int, out: Tensor) -> None:
     """Copy columns start:stop of a tensor, each member laid flat, into `out`, in the dtype and on the device of `out`.
 

@@ -39,7 +39,7 @@ class Drawn:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.draws < 1:
+        if not isinstance(self.draws, int) or self.draws < 1:
             raise InputError(f"expected to draw at least 1 network, found draws={self.draws}: give a positive number")
 
     def __len__(self) -> int:

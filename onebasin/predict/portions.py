@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,36 +51,91 @@ def portion(
         batch: examples in one pass, if somebody has chosen.
 
     Raises:
-        InputError: a chunk of no networks was asked for.
+        InputError: a chunk of no networks was asked for, or a network does not give one row for each example.
     """
-    if chunk is not None and chunk < 1:
-        raise InputError(f"a chunk has at least 1 network, found {chunk}: leave chunk out to have it chosen")
+    for name, what, number in (("chunk", "network", chunk), ("batch", "example", batch)):
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise InputError(f"a {name} has at least 1 {what}, found {number}: leave {name} out to have it chosen")
     if chunk is not None and batch is not None:
         return Portion(chunk, chunk, batch)
     examples = examples_in(inputs)
-    rows, call = next(batches(inputs, 2))
     watch = _Widest()
-    with watch:
-        result = Bound(model, state)(call)
-    width = ALIVE * watch.nbytes // (rows.stop - rows.start) + 1
-    batch = max(1, min(BATCH, examples, ROOM // width)) if batch is None else batch
-    answers = result.nbytes * examples // (rows.stop - rows.start) + 1
+    result = answers(model, state, inputs, watch)
+    width = ALIVE * watch.nbytes // len(result) + 1
+    batch = max(1, min(BATCH, examples, ROOM // (width * (chunk or 1)))) if batch is None else batch
+    each = result.nbytes * examples // len(result) + 1
     weights = sum(tensor.nbytes for tensor in state.values()) + 1
-    block = max(1, min(BLOCK, HELD // answers, HELD // weights))
+    block = max(1, min(BLOCK, HELD // each, HELD // weights))
     chunk = chunk or max(1, min(MEMBERS, block, ROOM // max(1, min(batch, examples) * width)))
     return Portion(max(chunk, block // chunk * chunk), chunk, batch)
 
 
+def answers(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, watch: _Widest | None = None) -> Tensor:
+    """What one network gives for the first two examples, or the only one.
+
+    Raises:
+        InputError: that is not one row for each of them.
+    """
+    rows, call = next(batches(inputs, 2))
+    bound = Bound(model, state)
+    if watch is None:
+        result = bound(call)
+    else:
+        watch.ignore(bound.tensors.values())
+        with watch:
+            result = bound(call)
+    check_rows(result, rows.stop - rows.start)
+    return result
+
+
+def check_rows(result: Tensor, examples: int) -> None:
+    """Refuse what a network gives unless it has one row for each example.
+
+    Raises:
+        InputError: it has not.
+    """
+    if not result.dim() or len(result) != examples:
+        raise InputError(
+            f"expected one row of outputs for each of {examples} examples, found outputs {tuple(result.shape)}: wrap "
+            "the model in a module that keeps the examples on the first axis"
+        )
+
+
+def pieces(answer: Tensor, members: int, inputs: Inputs, held: int) -> Iterator[Inputs]:
+    """Inputs in pieces for which the outputs of all networks fit into memory.
+
+    Args:
+        answer: of one network for a few examples, see `answers`.
+        members: number of networks.
+        inputs: all examples.
+        held: bytes for the outputs.
+    """
+    each = members * answer.nbytes // len(answer)
+    for _, (arguments, named) in batches(inputs, max(1, held // max(1, each))):
+        yield named or arguments
+
+
 class _Widest(TorchDispatchMode):
-    """Looks for the largest result of any operation."""
+    """Looks for the largest result of any operation that is no view of a weight."""
 
     def __init__(self) -> None:
         prepare: Callable[[], None] = super().__init__  # not annotated by torch
         prepare()
         self.nbytes = 0
+        self.known: set[int] = set()
+
+    def ignore(self, tensors: Iterable[Tensor]) -> None:
+        """Take views of these for what they are."""
+        self.known.update(tensor.untyped_storage().data_ptr() for tensor in tensors)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, and measure what it gives."""
         out = func(*args, **kwargs or {})
-        self.nbytes = max([self.nbytes, *(leaf.nbytes for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor))])
+        leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+        self.nbytes = max([self.nbytes, *map(self._own, leaves)])
         return out
+
+    def _own(self, leaf: Tensor) -> int:
+        """Bytes of a result; an expanded one has fewer than entries."""
+        stored = leaf.untyped_storage()
+        return 0 if stored.data_ptr() in self.known else min(leaf.nbytes, stored.nbytes())

@@ -12,9 +12,10 @@ from onebasin.calling import Inputs
 from onebasin.errors import InputError
 from onebasin.options import refuse_unknown
 from onebasin.population import Population
+from onebasin.predict.batches import examples_in
 from onebasin.predict.crowd import predictions
 from onebasin.predict.drawing import Crowd, networks_of
-from onebasin.predict.portions import portion
+from onebasin.predict.portions import check_rows, portion
 
 Output = Literal["probabilities", "logits", "values"]
 OUTPUTS = ("probabilities", "logits", "values")
@@ -95,7 +96,13 @@ def passes(model: nn.Module, crowd: Crowd, inputs: Inputs, **options: Unpack[Opt
     sizes = portion(model, state, inputs, chunk=options.get("chunk"), batch=options.get("batch"))
     for start, block in networks.blocks(sizes.block):
         part = Population.from_stacked(block)
-        yield start, predictions(model, part, inputs, chunk=sizes.chunk, batch=sizes.batch)
+        try:
+            found = predictions(model, part, inputs, chunk=sizes.chunk, batch=sizes.batch)
+        except IndexError:  # there is no axis of examples to join batches along
+            check_rows(torch.zeros(()), examples_in(inputs))
+            raise
+        check_rows(found[0], examples_in(inputs))
+        yield start, found
         if (progress := options.get("progress")) is not None:
             progress(start + len(part), len(networks))
 
@@ -117,6 +124,11 @@ def check_classes(outputs: Tensor) -> None:
     Raises:
         InputError: there are none.
     """
+    if not outputs.is_floating_point():
+        raise InputError(
+            f"expected scores of classes as floating-point numbers to make probabilities of, found {outputs.dtype}: "
+            'wrap the model so that it returns its scores, or ask for output="values"'
+        )
     if outputs.dim() < 3 or outputs.shape[2] < 2:
         raise InputError(
             f"expected outputs (examples, classes, ...) of at least 2 classes to make probabilities of, found "

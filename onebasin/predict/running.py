@@ -105,6 +105,11 @@ def summarise(
         for number, own in enumerate(part):
             single = _single(own, output)
             refuse_nan(single.mean[None], start + number)
+            if not bool(single.mean.isfinite().all()):
+                raise InputError(
+                    f"expected finite numbers from every network, found infinity from network {start + number}: it has "
+                    "no variance, so leave the network out, or ask predict for the average alone"
+                )
             whole = single if whole is None else whole.merge(single)
     assert whole is not None  # there is at least one network
     return whole
