@@ -21,7 +21,7 @@ from onebasin.errors import InputError
 
 METRICS = ("l1", "l2")
 COLUMNS = 2048  # of one product in the precision of the rows; longer sums are taken in float64
-_TILE = 512  # rows of one product: only tiles on and above the diagonal are computed
+_ROWS = 192  # of one product, with all rows from there on: little is computed below the diagonal
 _CACHED = 256  # rows and columns whose differences stay in the cache
 _NEARLY = 1e-5  # of |x - c|^2 + |y - c|^2: above, rows are no copies
 _ORDINARY = 30  # binary digits above and below 1 of numbers whose squares float32 can sum
@@ -115,7 +115,7 @@ def unit_of(rows: Tensor) -> float:
 
 
 def add_products(total: Tensor, rows: Tensor, factor: float = 1.0) -> None:
-    """Add factor <r_i, r_j> to the upper tiles of `total`.
+    """Add factor <r_i, r_j> to the upper part of `total`.
 
     Args:
         total: float64 (N, N); entries below the diagonal are not to be relied on, see `squares`.
@@ -123,8 +123,9 @@ def add_products(total: Tensor, rows: Tensor, factor: float = 1.0) -> None:
         factor: of the products.
     """
     for part in rows.split(COLUMNS, dim=1):
-        for left, right in _tiles(len(rows), _TILE):
-            total[left, right].add_(part[left] @ part[right].T, alpha=factor)
+        for start in range(0, len(rows), _ROWS):
+            stop = start + _ROWS
+            total[start:stop, start:].add_(part[start:stop] @ part[start:].T, alpha=factor)
 
 
 def squares(products: Tensor) -> Tensor:
