@@ -80,9 +80,9 @@ def compact(
     one basin, and a mean and a standard deviation of every weight are fitted (diagonal: the storage of 2 networks), or
     --rank directions more (low-rank), or one such Gaussian for each of several --components (mixture).
 
-    Draws of a diagonal posterior of HMC samples predict badly, because weights are not independent. With --refine they
-    predict what the networks predict; the deviations are then no longer those of the networks' weights, and the
-    record says so.
+    Draws of a diagonal posterior of HMC samples predict badly, because weights are not independent. --refine moves it
+    until draws predict what the networks predict; the deviations are then no longer those of the networks' weights, and
+    the record says so.
 
     \b
       onebasin compact draws/ -o q.safetensors --model onebasin.examples:digits_mlp --input 2x64

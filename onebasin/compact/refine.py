@@ -87,7 +87,7 @@ def refine(
     p and q being the average predictives of crowd and draws, h the mean entropy of a network: the second term draws
     the mutual information towards the crowd's. The result is made to keep the predictive and nothing else: its widths
     are not those of the crowd's weights (`provenance["refined"]` says by how much they shrank, and which distance
-    remained). Start from an aligned fit: a mean of networks in different basins predicts nothing.
+    remained). Begin with a fit of the aligned crowd; with few steps the start decides, with many it hardly does.
 
     Args:
         posterior: diagonal or low-rank Gaussians, or a mixture of them, fitted to the aligned crowd.
