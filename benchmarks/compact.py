@@ -159,8 +159,8 @@ def moved_forms(crowds: Crowds, problem: Problem) -> Iterator[Form]:
     mixture = ob.fit(crowds.balanced, "mixture", components=5, pooled=True)
     model, inputs = problem.model, problem.train[0]
 
-    def refined(start: Posterior, **options: float) -> Callable[[int], Crowd]:
-        return lambda seed: refine(start, model, crowds.raw, inputs, seed=seed, **options)  # type: ignore[arg-type]
+    def refined(start: Posterior, **options: Any) -> Callable[[int], Crowd]:
+        return lambda seed: refine(start, model, crowds.raw, inputs, seed=seed, **options)
 
     yield (
         "calibrated (width, gain per tensor)",

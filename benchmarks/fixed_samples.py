@@ -14,8 +14,6 @@ import json
 import sys
 import time
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,10 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.mnist import ABSENT, load
+from benchmarks.train import CACHE, mlp
 from onebasin import Population, diagnose, sample
 from onebasin.data import digits, split
 
-CACHE = Path(__file__).resolve().parents[1] / ".cache"
 PRIOR = 0.3
 
 
@@ -53,9 +51,7 @@ class Problem:
     @property
     def model(self) -> nn.Module:
         """The function; its own weights do not matter."""
-        with torch.random.fork_rng(devices=[]):
-            layers = [layer for pair in pairwise(self.widths) for layer in (nn.Linear(*pair), nn.ReLU())]
-        return nn.Sequential(*layers[:-1])
+        return mlp(self.widths)
 
     def samples(self) -> Population:
         """The draws of all chains, from the cache where they are known; an interrupted run goes on."""

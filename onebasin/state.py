@@ -21,6 +21,7 @@ from onebasin.errors import SpecError
 State: TypeAlias = dict[str, Tensor]
 
 _SHOWN = 4  # how many tensors an error message lists before it only counts them
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # of batch norms, by torch's names
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,18 @@ def as_state(network: Mapping[str, Tensor] | nn.Module) -> State:
         return state_of(network)
     spec_of(network)  # refuses what is no tensor
     return {name: tensor.detach() for name, tensor in network.items()}
+
+
+def shared_names(model: nn.Module) -> dict[str, str]:
+    """For each state-dict name the first name of the same tensor: tied weights have several."""
+    kept = model.state_dict(keep_vars=True)
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(value), name) for name, value in kept.items() if isinstance(value, Tensor)}
+
+
+def is_statistic(name: str) -> bool:
+    """Whether a tensor is a running mean or variance, or their counter."""
+    return name.rsplit(".", 1)[-1] in STATISTICS
 
 
 def spec_of(state: Mapping[str, Tensor]) -> Spec:

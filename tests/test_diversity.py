@@ -189,6 +189,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(InputError, match="a Population or a Posterior"):
         diversity(MODEL, MODEL.state_dict(), INSIDE)  # type: ignore[arg-type]
     assert math.isfinite(diversity(MODEL, crowd_of(2), INSIDE, closest=0).inside.crowd)
+    assert "closest" not in str(diversity(MODEL, crowd_of(2), INSIDE, closest=0))
 
 
 def test_half_precision_of_many_classes() -> None:

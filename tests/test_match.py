@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.align.board import STATISTICS, Board
+from onebasin.align.board import Board
 from onebasin.align.pair.assign import Assignment, Place, Vertex
 from onebasin.align.pair.match import match
 from onebasin.align.pair.overlap import Overlap
 from onebasin.align.pair.search import barycentre, polish, search
 from onebasin.errors import InputError, SpecError
+from onebasin.state import STATISTICS
 
 from .models import BATTERY, Case
 from .test_board import random_state

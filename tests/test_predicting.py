@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from onebasin.errors import InputError
 from onebasin.population import Population
 from onebasin.posterior import Coordinates, Diagonal, Gaussian, LowRank, Posterior
-from onebasin.predict import outputs
+from onebasin.predict import crowd, outputs
 from onebasin.predict.drawing import Drawn
 from onebasin.predict.portions import portion
 from onebasin.predict.predicting import predict
@@ -117,6 +117,20 @@ def test_a_model_that_cannot_be_vectorised() -> None:
     crowd = Population.from_stacked({"w": torch.tensor([[2.0, 1.0], [-1.0, 1.0], [3.0, 1.0]])})
     found = predict(Branch(), crowd, torch.tensor([[1.0, 2.0]]), output="values", chunk=1)
     assert found.squeeze(1).tolist() == [[2.0, 2.0], [-1.0, -2.0], [3.0, 2.0]]
+
+
+def test_torch_is_asked_once_whether_it_can_vectorise(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def refuse(*given: Any) -> Any:
+        asked.append(given)
+        raise RuntimeError("no batching rule")
+
+    monkeypatch.setattr(crowd._Together, "__call__", refuse)
+    model = mlp()
+    population = crowd_of(model, 4)
+    found = predict(model, population, torch.zeros(3, 4), chunk=1, batch=1)
+    assert len(asked) == 1 and len(found) == 4
 
 
 def test_a_posterior_without_width_is_its_mean_network() -> None:

@@ -21,16 +21,11 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import SpecError, SymmetryError
+from onebasin.state import is_statistic
 from onebasin.symmetry import Grid, Leg, Space, Symmetry
 from onebasin.symmetry.act import labels
 
 # Statistics of the data, not weights: they move with their unit but say nothing about which unit it is.
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-
-
-def is_statistic(name: str) -> bool:
-    """Whether a tensor is a running mean or variance, or their counter."""
-    return name.rsplit(".", 1)[-1] in STATISTICS
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from onebasin import metrics
 from onebasin.align.crowd.align import align
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks
-from onebasin.cli.options import debug, progress_bar
-from onebasin.cli.tables import short, table
+from onebasin.cli.options import debug, progress_bar, refuse_existing
+from onebasin.cli.tables import short
 from onebasin.compact import calibrate, prior_shares, refine
 from onebasin.errors import InputError
 from onebasin.population import Population
@@ -21,6 +21,7 @@ from onebasin.posterior.family import FAMILIES
 from onebasin.predict import Inputs
 from onebasin.predict.drawing import Crowd
 from onebasin.predict.predicting import predict
+from onebasin.tables import table
 
 FORMAT = "onebasin compact 1"
 _MOVES = {"refine": refine, "calibrate": calibrate}
@@ -134,8 +135,7 @@ def _check(networks: Path, output: Path, force: bool, options: dict[str, Any]) -
     if output.suffix != ".safetensors":
         raise InputError(f"a posterior is a .safetensors file, found {output}: give --output such a name")
     for path in (output, output.with_suffix(".json")):
-        if path.exists() and not force:
-            raise InputError(f"{path} exists: choose another --output, or give --force to replace it")
+        refuse_existing(path, force)
     make_folder(output.parent)
     move = options["move"]
     if (move is None) != (options["data"] is None):

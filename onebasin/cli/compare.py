@@ -19,13 +19,14 @@ from onebasin.cli import data as examples
 from onebasin.cli.compare_crowds import compare_crowds, several
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, one_network
 from onebasin.cli.options import debug, progress
-from onebasin.cli.tables import chance, short, swaps, table
+from onebasin.cli.tables import chance, short, swaps
 from onebasin.discrepancy.judge import PRESETS
 from onebasin.errors import InputError
 from onebasin.population import Population
 from onebasin.predict.forward import Bound
 from onebasin.state import State, flatten
 from onebasin.symmetry import Element, Space, Symmetry
+from onebasin.tables import table
 
 _OF_PAIRS = {name: f"--{name}" for name in ("scale", "restarts", "test", "loss", "points")}
 _OF_CROWDS = {"forms": "--form", "preset": "--preset", "values": "--values"}

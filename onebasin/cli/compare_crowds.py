@@ -6,7 +6,7 @@ from typing import Any
 
 from onebasin.cli.data import Examples
 from onebasin.cli.networks import Known, open_networks
-from onebasin.cli.tables import short, table
+from onebasin.cli.tables import short
 from onebasin.discrepancy import Discrepancy, discrepancy
 from onebasin.errors import StorageError
 from onebasin.metrics.agreement import agreement, total_variation
@@ -14,6 +14,7 @@ from onebasin.population import Population
 from onebasin.predict import examples_in
 from onebasin.predict.portions import answers
 from onebasin.predict.predicting import predict
+from onebasin.tables import table
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,10 +7,9 @@ from typing import Any
 import click
 
 from onebasin.assess import evaluate as assess
-from onebasin.assess.evaluating import KINDS
 from onebasin.cli import data as examples
 from onebasin.cli.crowds import build, open_crowd
-from onebasin.cli.options import debug, progress_bar
+from onebasin.cli.options import debug, likelihood_options, progress_bar, refuse_existing
 from onebasin.errors import InputError
 from onebasin.population.durable import make_folder, publish
 
@@ -34,16 +33,7 @@ _GIVEN = ("likelihood", "noise", "draws", "resamples", "level", "bins")
     metavar="CROWD",
     help="Another crowd of the same model: also measure agreement and total variation with its predictions.",
 )
-@click.option(
-    "--likelihood",
-    type=click.Choice(KINDS),
-    help="Of the targets. Default: categorical for whole numbers, which are classes, gaussian for others.",
-)
-@click.option(
-    "--noise",
-    metavar="X",
-    help="Standard deviation of gaussian targets, or learned, for a model that gives means and log deviations.",
-)
+@likelihood_options
 @click.option("--draws", type=click.IntRange(min=1), metavar="N", help="Networks from a posterior. Default: 100.")
 @click.option(
     "--resamples", type=click.IntRange(min=2), metavar="N", help="Bootstrap draws of the examples. Default: 1000."
@@ -118,8 +108,7 @@ def _check_output(output: Path | None, force: bool) -> None:
     """Refuse before the work, not after it."""
     if output is None:
         return
-    if output.exists() and not force:
-        raise InputError(f"{output} exists: choose another --output, or give --force to replace it")
+    refuse_existing(output, force)
     make_folder(output.parent)
 
 

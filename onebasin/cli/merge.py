@@ -10,7 +10,7 @@ from onebasin.align.crowd.align import Alignment, align
 from onebasin.align.path.merge import merge as average
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks, reference_of
-from onebasin.cli.options import debug, progress, progress_bar
+from onebasin.cli.options import debug, progress, progress_bar, refuse_existing
 from onebasin.cli.tables import short
 from onebasin.errors import InputError
 from onebasin.population import Population
@@ -94,8 +94,7 @@ def _check_output(output: Path, force: bool) -> None:
     """Refuse before the work, not after it."""
     if output.suffix != ".safetensors":
         raise InputError(f"the merged network is written as .safetensors, found --output {output}: name it so")
-    if output.exists() and not force:
-        raise InputError(f"{output} exists: choose another --output, or give --force to replace it")
+    refuse_existing(output, force)
     make_folder(output.parent)
 
 

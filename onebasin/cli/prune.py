@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from onebasin.cli import data as examples
 from onebasin.cli.crowds import build, posterior_in, shapes_of
 from onebasin.cli.networks import Architecture, Known, example_options, know, one_network
-from onebasin.cli.options import debug, progress
+from onebasin.cli.options import debug, progress, refuse_existing
 from onebasin.errors import InputError, StorageError
 from onebasin.population.durable import make_folder, publish
 from onebasin.population.tensor_file import write_tensors
@@ -124,8 +124,7 @@ def _check_output(path: Path | None, force: bool) -> None:
     if path.suffix != ".safetensors":
         raise InputError(f"networks and masks are written as .safetensors, found {path}: name it so")
     for file in (path, path.with_suffix(".json")):
-        if file.exists() and not force:
-            raise InputError(f"{file} exists: choose another name, or give --force to replace it")
+        refuse_existing(file, force, "name")
     make_folder(path.parent)
 
 

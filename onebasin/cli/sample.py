@@ -14,10 +14,9 @@ from onebasin.calling import global_seed
 from onebasin.cli import data as examples
 from onebasin.cli.load import load
 from onebasin.cli.methods import WithMethods, option_page
-from onebasin.cli.options import debug, progress_bar
+from onebasin.cli.options import debug, likelihood_options, progress_bar
 from onebasin.cli.sample_report import diagnostics_table, fit_sentence, mixing_sentence
 from onebasin.errors import InputError, OnebasinError
-from onebasin.inference.density.likelihood import KINDS
 from onebasin.inference.runs.definition import read_definition
 from onebasin.inference.runs.job import METHODS
 from onebasin.inference.sampling import sample as draw
@@ -59,16 +58,7 @@ _CHAINS = ("hmc", "sghmc", "mclmc")  # methods whose draws follow each other, so
     help="Standard deviation of the Gaussian prior, or flat. Repeat it with names or patterns of tensors, as in "
     "'*.bias=2'. Default: 1.",
 )
-@click.option(
-    "--likelihood",
-    type=click.Choice(KINDS),
-    help="Of the targets. Default: categorical for whole numbers, which are classes, gaussian for others.",
-)
-@click.option(
-    "--noise",
-    metavar="X",
-    help="Standard deviation of gaussian targets, or learned, for a model that gives means and log deviations.",
-)
+@likelihood_options
 @click.option(
     "--temperature", type=click.FloatRange(min=0), metavar="T", help="Where the method has one; 1 is the posterior."
 )

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from onebasin.cli.tables import short, table
+from onebasin.cli.tables import short
 from onebasin.inference.density.likelihood import bernoulli, categorical, choose, learned_gaussian
 from onebasin.inference.diagnosis import MIXED, diagnose
 from onebasin.population import Population
 from onebasin.predict import Inputs, predictions
+from onebasin.tables import table
 
 _EXAMPLES, _MEMBERS, _VALUES = 1000, 100, 20_000_000  # what is cheap to compute, and to hold
 _ENOUGH, _FUNCTIONS = 20, 100  # draws per chain to judge mixing by, and examples to judge it on

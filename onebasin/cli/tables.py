@@ -1,11 +1,10 @@
 """Tables that several verbs print."""
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from onebasin.align.transpositions import Transpositions, expected_transpositions
 from onebasin.symmetry import Space, Symmetry
+from onebasin.tables import table
 
 
 def short(number: float) -> str:
@@ -15,25 +14,6 @@ def short(number: float) -> str:
     ('33,433', '0.007579', '-1e-15', '2')
     """
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Lay out rows: the first is the head, the first column is text, the others are numbers; empty ones are left out.
-
-    >>> print(table([("", "before", "after"), ("overlap", "1.5", "12")]))
-             before  after
-    ----------------------
-    overlap     1.5     12
-    """
-    filled = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
-    rows = [[row[column] for column in filled] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells]).rstrip())
-    lines.insert(1, "-" * max(map(len, lines)))
-    return "\n".join(lines)
 
 
 def swaps(found: Transpositions, symmetry: Symmetry) -> str:

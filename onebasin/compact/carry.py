@@ -49,7 +49,7 @@ def carried(posterior: Posterior, element: Element, symmetry: Symmetry) -> Poste
 def _moved(
     component: Gaussian, rest: State, element: Element, symmetry: Symmetry, layout: Coordinates
 ) -> tuple[Gaussian, State]:
-    whole = symmetry.apply(element, _networks(layout, component.centre[None], rest)[0])
+    whole = symmetry.apply(element, _one(layout, component.centre, rest))
     beside = {name: whole[name] for name in layout.others}
     return Gaussian(_vectors(layout, whole), _moved_shape(component.shape, rest, element, symmetry, layout)), beside
 
@@ -60,31 +60,25 @@ def _moved_shape(shape: Shape, rest: State, element: Element, symmetry: Symmetry
             f"expected diagonal or low-rank Gaussians to move, found a {shape.kind} one: draw networks from it, move "
             "them, and fit a Gaussian to them"
         )
-    spread = _networks(layout, shape.scale[None], rest)[0]
+    spread = _one(layout, shape.scale, rest)
     scale = _vectors(layout, symmetry.apply(element, spread, kind="std"))
     if isinstance(shape, Diagonal):
         return Diagonal(scale)
     if not shape.factor.shape[1]:
         return LowRank(scale, shape.factor)
-    columns = Population.from_stacked(_stacked(layout, shape.factor.T, rest))
+    columns = Population.from_stacked(_laid_out(layout, shape.factor.T, rest))
     moved = symmetry.apply(element, columns).stacked()
     return LowRank(scale, torch.cat([moved[name].flatten(1) for name in layout.names], 1).T.contiguous())
 
 
-def _networks(layout: Coordinates, flat: Tensor, rest: Mapping[str, Tensor]) -> list[State]:
-    """Vectors (n, D) as whole networks in the dtype of the vectors; the rest beside them."""
-    stacked = _stacked(layout, flat, rest)
-    return [{name: value[index] for name, value in stacked.items()} for index in range(len(flat))]
+def _laid_out(layout: Coordinates, flat: Tensor, rest: Mapping[str, Tensor]) -> State:
+    """Vectors (n, D) as whole networks in the dtype of the vectors; the rest beside each of them."""
+    return layout.laid_out(flat, {name: rest[name].expand(len(flat), *rest[name].shape) for name in layout.others})
 
 
-def _stacked(layout: Coordinates, flat: Tensor, rest: Mapping[str, Tensor]) -> State:
-    pieces = dict(zip(layout.names, flat.split(layout.sizes, dim=1), strict=True))
-    return {
-        name: pieces[first].reshape(len(flat), *tensor.shape)
-        if (first := layout.tied.get(name, name)) in pieces
-        else rest[name].expand(len(flat), *tensor.shape)
-        for name, tensor in layout.spec.items()
-    }
+def _one(layout: Coordinates, flat: Tensor, rest: Mapping[str, Tensor]) -> State:
+    """A vector (D,) as one network."""
+    return {name: value[0] for name, value in _laid_out(layout, flat[None], rest).items()}
 
 
 def _vectors(layout: Coordinates, state: Mapping[str, Tensor]) -> Tensor:

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
-from onebasin.posterior import Coordinates, Diagonal, Gaussian, LowRank, Posterior
+from onebasin.posterior import Diagonal, Gaussian, LowRank, Posterior
 from onebasin.posterior.gaussian import standard_normal
-from onebasin.state import State, TensorSpec
+from onebasin.state import State
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +153,6 @@ class Moving:
             _parts(Free, self.first, tensors, share) if kind is Free else _parts(Widths, self.first, tensors, share)
         )
         self.weights = posterior.weights.to(device=device, dtype=dtype)
-        self._wide = _widened(layout, dtype)
         self._rest = [{name: _wide(value, dtype) for name, value in rest.items()} for rest in posterior.rest]
 
     @property
@@ -176,9 +175,9 @@ class Moving:
         flat = torch.cat([part.bell().draws(each, generator) for part in self.parts])
         rest = {
             name: torch.stack([own[name] for own in self._rest]).repeat_interleave(each, 0)
-            for name in self._wide.others
+            for name in self.posterior.layout.others
         }
-        return self._wide.networks(flat, rest), self.weights.repeat_interleave(each) / each
+        return self.posterior.layout.laid_out(flat, rest), self.weights.repeat_interleave(each) / each
 
     def leash(self) -> Tensor:
         """KL divergence of the marginals from where they began, mean over weights and components.
@@ -226,15 +225,6 @@ def _parts(kind: type[Part], bells: list[Bell], tensors: Tensors, share: float) 
         if torch.equal(bell.scale, bells[0].scale) and torch.equal(bell.factor, bells[0].factor):
             part.pool(parts[0])
     return parts
-
-
-def _widened(layout: Coordinates, dtype: torch.dtype) -> Coordinates:
-    """The same coordinates, computed with in float32 or wider."""
-    spec = {
-        name: TensorSpec(own.shape, dtype if own.dtype.is_floating_point else own.dtype)
-        for name, own in layout.spec.items()
-    }
-    return Coordinates(layout.names, spec, layout.tied)
 
 
 def _wide(value: Tensor, dtype: torch.dtype) -> Tensor:

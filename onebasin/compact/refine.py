@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -180,8 +180,9 @@ def _check(chosen: Options) -> None:
         "leash": 0,
     }
     strict, whole = {"rate", "start"}, {"steps", "draws", "batch", "mixed"}
+    given: dict[str, Any] = dict(chosen)
     for name, bound in least.items():
-        value: float = chosen[name]  # type: ignore[literal-required]
+        value = given[name]
         if name in whole and not isinstance(value, int):
             raise InputError(f"expected {name} to be a whole number, found {value!r}: give an int")
         if not (value > bound if name in strict else value >= bound) or not math.isfinite(value):

@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onebasin.align.board import is_statistic
 from onebasin.errors import InputError, SpecError
 from onebasin.metrics.distances import METRICS, Squares, add_absolutes, mirrored, unit_of
 from onebasin.metrics.mmd import Pooled
 from onebasin.population import Population
 from onebasin.population.columns import device_of, read_columns
-from onebasin.state import TensorSpec, check_spec
+from onebasin.state import TensorSpec, check_spec, is_statistic
 
 BLOCK_BYTES = 64 << 20  # of one block of columns
 

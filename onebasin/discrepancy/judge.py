@@ -18,7 +18,7 @@ from onebasin.discrepancy.report import Gap, Kernel
 from onebasin.discrepancy.runs import Runs
 from onebasin.errors import InputError
 from onebasin.metrics.kernels import bandwidths, metric_of
-from onebasin.metrics.mmd import kernel_matrix
+from onebasin.metrics.mmd import kernel_matrix, unbiased
 from onebasin.metrics.resampled import (
     FEWEST,
     percentiles,
@@ -92,7 +92,7 @@ class Judge:
             for width in bandwidths(rule, pooled.distances, pooled.split).tolist():
                 matrix = kernel_matrix(pooled, width, kernel)
                 sums = self.runs.sums(matrix)
-                squared = _squared(matrix, pooled.split)
+                squared = float(unbiased(matrix, pooled.split))
                 kernels.append(Kernel(kernel, width, squared, self.runs.explained(sums)))
                 if self.sides is not None:
                     ours = self._exchangeable(matrix, sums)
@@ -129,8 +129,3 @@ class Judge:
         self.sides = None if self.sides is None else self.sides.to(matrix.device)
         self.counts = None if self.counts is None else self.counts.to(matrix.device)
         return matrix.device
-
-
-def _squared(matrix: Tensor, split: int) -> float:
-    sides = (torch.arange(len(matrix), device=matrix.device) < split).double()
-    return float(side_statistics(matrix, sides[:, None])[0])

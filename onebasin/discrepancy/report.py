@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from onebasin.tables import table
 
 
 @dataclass(frozen=True)
@@ -125,17 +127,8 @@ class Discrepancy:
 
 
 def _table(title: str, gaps: Iterable[tuple[str, Gap]]) -> str:
-    cells = [(title, "MMD^2", "from runs", "remainder", "interval", "p")]
-    cells += [(name, *_cells(gap)) for name, gap in gaps]
-    kept = [column for column in range(6) if column < 2 or any(row[column] for row in cells[1:])]
-    widths = [max(len(row[column]) for row in cells) for column in kept]
-    lines = [_line([row[column] for column in kept], widths) for row in cells]
-    lines.insert(1, "-" * max(map(len, lines)))
-    return "\n".join(lines)
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
+    head = (title, "MMD^2", "from runs", "remainder", "interval", "p")
+    return table([head, *((name, *_cells(gap)) for name, gap in gaps)])
 
 
 def _cells(gap: Gap) -> tuple[str, str, str, str, str]:

@@ -16,7 +16,7 @@ from onebasin.metrics.entropy import mutual_information
 from onebasin.metrics.pairs import pairwise_mutual_information
 from onebasin.population import Population
 from onebasin.predict import examples_in
-from onebasin.predict.drawing import Crowd, networks_of
+from onebasin.predict.drawing import Crowd, first_of, networks_of
 from onebasin.predict.portions import answers, pieces
 from onebasin.predict.predicting import Options, check_classes, check_output, predict, refuse_nan
 
@@ -103,8 +103,7 @@ def _information(model: nn.Module, crowd: Crowd, inputs: Inputs, options: Option
     """Mutual information of every pair, float64 (M, M), and of all networks together; means over examples."""
     total, whole, examples = torch.zeros(()), 0.0, 0
     networks = networks_of(crowd, options.get("draws", 100), options.get("seed", 0))
-    _, first = next(iter(networks.blocks(1)))
-    answer = answers(model, {name: value[0] for name, value in first.items()}, inputs)
+    answer = answers(model, first_of(networks), inputs)
     for piece in pieces(answer, len(networks), inputs, HELD):
         found = _probabilities(model, crowd, piece, options)
         probabilities = found.movedim(2, -1).flatten(1, -2)  # places of a network that speaks about many

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from onebasin.diversity.spread import Spread
+from onebasin.tables import table
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Diversity:
         lines = [f"{count:,} networks{chosen}, {self.inside.pairs.count:,} pairs; mutual information in nats", ""]
         head = ("", "pairs", "mean", "sd", "min", "5%", "median", "95%", "max")
         rows = _rows("inside", self.inside) + ([] if self.outside is None else _rows("outside", self.outside))
-        lines += [*_table([head, *rows]), ""]
+        lines += [table([head, *rows], rule=False), ""]
         lines += [f"all networks together: {self.inside.crowd:.4g} inside"]
         if self.outside is not None:
             lines[-1] += f", {self.outside.crowd:.4g} outside"
@@ -131,9 +132,10 @@ class Diversity:
         lines += [
             f"collapsed pairs, up to {self.collapse.limit:.4g}: {self.collapse.pairs:,}{within}; "
             f"different functions: {self.collapse.functions:,}",
-            "",
-            *_table([("closest", "inside", "of median", "outside", "chain"), *map(_closest, self.closest)]),
         ]
+        if self.closest:
+            titles = ("closest", "inside", "of median", "outside", "chain")
+            lines += ["", table([titles, *map(_closest, self.closest)], rule=False)]
         return "\n".join(lines)
 
 
@@ -164,13 +166,3 @@ def _closest(pair: Pair) -> tuple[str, ...]:
     outside = "" if pair.outside is None else f"{pair.outside:.4g}"
     chain = "" if pair.same_chain is None else ("same" if pair.same_chain else "other")
     return f"{pair.first} and {pair.second}", f"{pair.inside:.4g}", f"{pair.share:.3g}", outside, chain
-
-
-def _table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Lines in columns: the first is text, the others are numbers; empty columns are left out."""
-    filled = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
-    widths = {column: max(len(row[column]) for row in rows) for column in filled}
-    return [
-        "  ".join([row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in filled[1:])]).rstrip()
-        for row in rows
-    ]

@@ -116,7 +116,7 @@ def mmd(
     """
     pooled = _pooled(x, y, kernel)
     widths = bandwidths(bandwidth, pooled.distances, pooled.split)
-    found = torch.stack([_statistic(kernel_matrix(pooled, float(width), kernel), pooled.split) for width in widths])
+    found = torch.stack([unbiased(kernel_matrix(pooled, float(width), kernel), pooled.split) for width in widths])
     single = bandwidth == "median" if isinstance(bandwidth, str) else isinstance(bandwidth, int | float)
     return found[0] if single else found
 
@@ -188,7 +188,8 @@ def kernel_matrix(pooled: Pooled, bandwidth: float, kernel: str) -> Tensor:
     return kernel_values(pooled.distances, bandwidth, kernel).fill_diagonal_(0)
 
 
-def _statistic(matrix: Tensor, split: int) -> Tensor:
+def unbiased(matrix: Tensor, split: int) -> Tensor:
+    """U from the kernel of all pairs (N, N), 0 on the diagonal, of which the first `split` members are x."""
     m, n = split, len(matrix) - split
     xx, yy, xy = (part.sum() for part in (matrix[:split, :split], matrix[split:, split:], matrix[:split, split:]))
     return xx / (m * (m - 1)) + yy / (n * (n - 1)) - 2 * xy / (m * n)

@@ -67,10 +67,14 @@ class Coordinates:
 
     def networks(self, flat: Tensor, others: Mapping[str, Tensor]) -> State:
         """Whole networks (n, *shape) in the dtypes of the spec, from vectors (n, D) and stacked other tensors."""
+        return {name: value.to(self.spec[name].dtype) for name, value in self.laid_out(flat, others).items()}
+
+    def laid_out(self, flat: Tensor, others: Mapping[str, Tensor]) -> State:
+        """The same in the dtypes of what is given."""
         pieces = dict(zip(self.names, flat.split(self.sizes, dim=-1), strict=True))
         return {
-            name: (pieces[first] if (first := self.tied.get(name, name)) in pieces else others[name])
-            .reshape(len(flat), *tensor.shape)
-            .to(tensor.dtype)
+            name: (pieces[first] if (first := self.tied.get(name, name)) in pieces else others[name]).reshape(
+                len(flat), *tensor.shape
+            )
             for name, tensor in self.spec.items()
         }

@@ -8,9 +8,7 @@ from torch import Tensor, nn
 from onebasin.errors import SpecError
 from onebasin.population import Population
 from onebasin.posterior.coordinates import Coordinates
-from onebasin.state import State, as_spec, check_spec, dtype_name
-
-_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+from onebasin.state import State, as_spec, check_spec, dtype_name, is_statistic, shared_names
 
 
 def uncertain(population: Population, model: nn.Module | None = None) -> Coordinates:
@@ -28,15 +26,13 @@ def uncertain(population: Population, model: nn.Module | None = None) -> Coordin
         SpecError: the model is of another architecture, or there is no real weight.
     """
     if model is None:
-        names = _real(population, [name for name in population.spec if name.rsplit(".", 1)[-1] not in _STATISTICS])
+        names = _real(population, [name for name in population.spec if not is_statistic(name)])
         tied = _equal_everywhere(population, names)
     else:
         check_spec(population.spec, as_spec(model), where="the population, compared with the model,")
-        parameters = dict(model.named_parameters(remove_duplicate=False))
+        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         names = _real(population, [name for name in population.spec if name in parameters])
-        first: dict[int, str] = {}
-        firsts = {name: first.setdefault(id(parameters[name]), name) for name in names}
-        tied = {name: own for name, own in firsts.items() if own != name}
+        tied = {name: first for name, first in shared_names(model).items() if name in names and name != first}
     return Coordinates(tuple(name for name in names if name not in tied), population.spec, tied)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from onebasin.calling import Call, Inputs
 from onebasin.errors import InputError
@@ -24,12 +23,17 @@ from onebasin.predict.forward import (
     one_tensor,
     undisturbed,
 )
-
-Pass = Callable[[Mapping[str, Tensor], Call], Tensor]  # (stacked members, arguments) -> (members, batch, ...)
+from onebasin.predict.vectorised import Pass, Vectorised, mapped
 
 
 def predictions(
-    model: nn.Module, population: Population, inputs: Inputs, *, chunk: int = 8, batch: int = BATCH
+    model: nn.Module,
+    population: Population,
+    inputs: Inputs,
+    *,
+    chunk: int = 8,
+    batch: int = BATCH,
+    several: Pass | None = None,
 ) -> Tensor:
     """Return what every member gives for `inputs`, (members, examples, ...).
 
@@ -43,23 +47,25 @@ def predictions(
         inputs: as in `outputs`.
         chunk: members in one vectorised pass. Models that torch cannot vectorise are run member by member.
         batch: largest number of examples in one pass.
+        several: `side_by_side` of the model, for who calls again and again: it remembers whether torch can vectorise.
     """
     if not len(population):
         raise InputError("expected at least one network to predict with, found an empty population: add members")
     result: Tensor | None = None
-    several: Pass = _Together(model)
+    several = several or side_by_side(model)
     for start, block in population.blocks(chunk):
         check_fits(model, block, members=True)
-        try:
-            part = _over(several, block, inputs, batch)
-        except Exception:  # vmap refuses in many ways; if the fault is the model's, the plain call below says so
-            several = _OneByOne(model)
-            part = _over(several, block, inputs, batch)
+        part = _over(several, block, inputs, batch)
         if result is None:
             result = part.new_empty((len(population), *part.shape[1:]))
         result[start : start + len(part)] = part
     assert result is not None  # the population is not empty
     return result
+
+
+def side_by_side(model: nn.Module) -> Pass:
+    """What runs a block of members; nothing is recorded for a gradient."""
+    return Vectorised(_Together(model), _OneByOne(model))
 
 
 def _over(several: Pass, block: Mapping[str, Tensor], inputs: Inputs, batch: int) -> Tensor:
@@ -96,8 +102,5 @@ class _Together:
                 self.model, functional_call(self.model, everything, arguments, options, tie_weights=False)
             )
 
-        with undisturbed(self.model), warnings.catch_warnings():
-            # An operation without a batching rule is looped over by torch, which then warns that this is slow.
-            warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-            result: Tensor = vmap(one, in_dims=(0, None))(stacked, moved(call, device, dtype))
-        return result
+        with undisturbed(self.model):
+            return mapped(one, stacked, moved(call, device, dtype))

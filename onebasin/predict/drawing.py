@@ -79,6 +79,12 @@ class Drawn:
         return torch.repeat_interleave(torch.arange(len(counts)), counts)
 
 
+def first_of(networks: Population | Drawn) -> State:
+    """The first network."""
+    _, block = next(iter(networks.blocks(1)))
+    return {name: value[0] for name, value in block.items()}
+
+
 def networks_of(crowd: Crowd, draws: int, seed: int) -> Population | Drawn:
     """The networks of a crowd: a population as it is, a posterior through `draws` draws.
 

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from onebasin.calling import Call, Inputs, evaluation_mode
 from onebasin.errors import InputError, SpecError
 from onebasin.predict.batches import batches, moved
-from onebasin.state import State, TensorSpec, as_spec, check_spec, spec_of
+from onebasin.state import State, TensorSpec, as_spec, check_spec, shared_names, spec_of
 
 BATCH = 1000  # examples per forward pass: enough to fill a processor, small against memory
 
@@ -106,13 +106,6 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], *, members: bool =
                 f"{name} and {first} are one tensor in {type(model).__name__}, but their values in the state differ: "
                 "give both the same value"
             )
-
-
-def shared_names(model: nn.Module) -> dict[str, str]:
-    """For each state-dict name the first name of the same tensor: tied weights have several."""
-    kept = model.state_dict(keep_vars=True)
-    first: dict[int, str] = {}
-    return {name: first.setdefault(id(value), name) for name, value in kept.items() if isinstance(value, Tensor)}
 
 
 def as_seen(model: nn.Module, state: Mapping[str, Tensor]) -> State:

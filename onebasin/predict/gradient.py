@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call
 
 from onebasin.calling import Call, evaluation_mode
 from onebasin.predict.batches import moved
 from onebasin.predict.forward import fixed_buffers, one_tensor
+from onebasin.predict.vectorised import Vectorised, mapped
 
 
 class Differentiable:
@@ -25,23 +26,17 @@ class Differentiable:
         """Remember the model; buffers outside of its state dict are part of the function."""
         self.model, self.device, self.dtype = model, device, dtype
         self._fixed = fixed_buffers(model, device, dtype)
-        self._together = True
+        self._several = Vectorised(partial(mapped, self._one), self._each)
 
     def __call__(self, stacked: Mapping[str, Tensor], call: Call) -> Tensor:
         """Outputs of members (members, *shape) of every tensor for one batch."""
-        placed = moved(call, self.device, self.dtype)
-        with evaluation_mode(self.model), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # An operation without a batching rule is looped over by torch, which then warns that this is slow.
-            warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-            if self._together:
-                try:
-                    result: Tensor = vmap(self._one, in_dims=(0, None))(dict(stacked), placed)
-                    return result
-                except Exception:  # vmap refuses in many ways; if the fault is the model's, the plain call says so
-                    self._together = False
-            members = len(next(iter(stacked.values())))
-            each = ({name: value[index] for name, value in stacked.items()} for index in range(members))
-            return torch.stack([self._one(state, placed) for state in each])
+        with evaluation_mode(self.model), torch.random.fork_rng(devices=[]):
+            return self._several(stacked, moved(call, self.device, self.dtype))
+
+    def _each(self, stacked: Mapping[str, Tensor], placed: Call) -> Tensor:
+        members = len(next(iter(stacked.values())))
+        states = ({name: value[index] for name, value in stacked.items()} for index in range(members))
+        return torch.stack([self._one(state, placed) for state in states])
 
     def _one(self, tensors: Mapping[str, Tensor], placed: Call) -> Tensor:
         arguments, options = placed

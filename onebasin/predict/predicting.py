@@ -13,8 +13,8 @@ from onebasin.errors import InputError
 from onebasin.options import refuse_unknown
 from onebasin.population import Population
 from onebasin.predict.batches import examples_in
-from onebasin.predict.crowd import predictions
-from onebasin.predict.drawing import Crowd, networks_of
+from onebasin.predict.crowd import predictions, side_by_side
+from onebasin.predict.drawing import Crowd, first_of, networks_of
 from onebasin.predict.portions import check_rows, portion
 
 Output = Literal["probabilities", "logits", "values"]
@@ -91,13 +91,12 @@ def predict(
 def passes(model: nn.Module, crowd: Crowd, inputs: Inputs, **options: Unpack[Options]) -> Iterator[tuple[int, Tensor]]:
     """Yield (number of the first network, what a block of networks returns (n, examples, ...)) until all have run."""
     networks = networks_of(crowd, options.get("draws", 100), options.get("seed", 0))
-    _, first = next(iter(networks.blocks(1)))
-    state = {name: value[0] for name, value in first.items()}
-    sizes = portion(model, state, inputs, chunk=options.get("chunk"), batch=options.get("batch"))
+    sizes = portion(model, first_of(networks), inputs, chunk=options.get("chunk"), batch=options.get("batch"))
+    several = side_by_side(model)
     for start, block in networks.blocks(sizes.block):
         part = Population.from_stacked(block)
         try:
-            found = predictions(model, part, inputs, chunk=sizes.chunk, batch=sizes.batch)
+            found = predictions(model, part, inputs, chunk=sizes.chunk, batch=sizes.batch, several=several)
         except IndexError:  # there is no axis of examples to join batches along
             check_rows(torch.zeros(()), examples_in(inputs))
             raise

@@ -147,7 +147,7 @@ def pruning_curve(
             f"by={by!r}, levels={levels!r} and repeats={repeats}: give some, such as levels=[0.5]"
         )
     levels = tuple(float(level) for level in levels)
-    judging = {"loss": options.get("loss", "cross-entropy"), "batch": options.get("batch", BATCH)}
+    judging: dict[str, Any] = {"loss": options.get("loss", "cross-entropy"), "batch": options.get("batch", BATCH)}
     points: dict[str, tuple[Point, ...]] = {}
     examples = 0
     for criterion in by:
@@ -156,7 +156,7 @@ def pruning_curve(
         found = []
         for level in levels:
             masks = [ranking.masks(level, per) for ranking in rankings]
-            scores = [losses(model, one.apply(network), inputs, targets, **judging) for one in masks]  # type: ignore[arg-type]
+            scores = [losses(model, one.apply(network), inputs, targets, **judging) for one in masks]
             right = [1 - score.error for score in scores if score.error is not None]
             examples = scores[0].examples
             found.append(_point(level, masks[0].kept, [score.loss for score in scores], right))

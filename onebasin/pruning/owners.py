@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from onebasin.align.board import is_statistic
 from onebasin.align.scale.balance import balance
 from onebasin.errors import InputError
 from onebasin.posterior import Posterior
 from onebasin.pruning.criteria import signal_to_noise
+from onebasin.state import is_statistic
 from onebasin.symmetry import Leg, Space, Symmetry
 from onebasin.symmetry.act import labels
 

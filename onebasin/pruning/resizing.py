@@ -188,8 +188,8 @@ class _Watch:
         elif isinstance(layer, _NormBase):
             widths = {"num_features": value.shape[1]}
         else:
-            axes = len(layer.normalized_shape)  # type: ignore[arg-type]
-            widths = {"normalized_shape": tuple(value.shape[-axes:])}
+            before: Any = layer.normalized_shape
+            widths = {"normalized_shape": tuple(value.shape[-len(before) :])}
         for name, width in widths.items():
             setattr(layer, name, width)
         self.found.append((layer, widths))

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onebasin.align.board import is_statistic
 from onebasin.align.crowd.view import norm
 from onebasin.population import Population
-from onebasin.state import State
+from onebasin.state import State, is_statistic
 from onebasin.symmetry import Element, Symmetry
 from onebasin.symmetry.act import apply_block
 from onebasin.symmetry.algebra import Wide

@@ -10,14 +10,14 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor, nn
 
-from onebasin.align.board import Board, is_statistic
+from onebasin.align.board import Board
 from onebasin.align.pair.assign import Assignment
 from onebasin.align.pair.overlap import Overlap
 from onebasin.align.pair.search import Found, is_better, polish, search
 from onebasin.align.scale.balance import balancing
 from onebasin.errors import InputError, SpecError
 from onebasin.quiet import threads_for
-from onebasin.state import State, as_state, check_finite
+from onebasin.state import State, as_state, check_finite, is_statistic
 from onebasin.symmetry import Element, Symmetry
 
 Spreads = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]

@@ -15,8 +15,8 @@ from onebasin.align.path.watch import NormCall, Watch
 from onebasin.errors import InputError
 from onebasin.predict import Inputs, Moments
 from onebasin.predict.batches import batches
-from onebasin.predict.forward import BATCH, Bound, shared_names
-from onebasin.state import State
+from onebasin.predict.forward import BATCH, Bound
+from onebasin.state import State, shared_names
 
 
 def recalibrate(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, *, batch: int = BATCH) -> State:

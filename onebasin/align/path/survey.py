@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_map
 from onebasin.align.path.watch import LayerCall, NormCall, Watch
 from onebasin.predict import Inputs
 from onebasin.predict.batches import batches
-from onebasin.predict.forward import Bound, shared_names
+from onebasin.predict.forward import Bound
+from onebasin.state import shared_names
 
 _FEW = 2  # examples that show the way through the model
 

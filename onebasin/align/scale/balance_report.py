@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onebasin.align.board import is_statistic
 from onebasin.align.scale.live import Loose
 from onebasin.align.scale.norm_scale import Hold
 from onebasin.align.scale.settle import Settled
 from onebasin.align.scale.squares import Layout
 from onebasin.population import Population
-from onebasin.state import State
+from onebasin.state import State, is_statistic
 from onebasin.symmetry import Element
 
 _SHOWN = 5  # dead units in a printed report

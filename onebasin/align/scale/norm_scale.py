@@ -22,9 +22,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from onebasin.align.board import Board, is_statistic
+from onebasin.align.board import Board
 from onebasin.align.scale.mass import Mass
 from onebasin.align.scale.squares import Layout
+from onebasin.state import is_statistic
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from onebasin.align.board import Block, Board, Foot, is_statistic
+from onebasin.align.board import Block, Board, Foot
 from onebasin.align.scale.mass import Gauge, Mass, Part, Powers, Side
 from onebasin.errors import SpecError
+from onebasin.state import is_statistic
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from onebasin.errors import InputError, SpecError
 from onebasin.posterior.coordinates import Coordinates
-from onebasin.predict.forward import shared_names
-from onebasin.state import State, as_spec, dtype_name, state_of
+from onebasin.state import State, as_spec, dtype_name, shared_names, state_of
 
 
 @dataclass(frozen=True, eq=False)
