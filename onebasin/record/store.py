@@ -1,0 +1,51 @@
+"""Records on disk: one JSON file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from onebasin.errors import InputError, StorageError
+from onebasin.record.codec import decode, encode
+from onebasin.record.record import Record
+
+FORMAT, VERSION = "onebasin record", 1
+FILE = "record.json"  # inside the folder of a run
+
+
+def write_record(record: Record, path: str | os.PathLike[str]) -> None:
+    """Write a record; it appears whole or not at all."""
+    file = Path(path)
+    text = json.dumps({"format": FORMAT, "version": VERSION, "record": encode(record)}, indent=1, allow_nan=False)
+    part = file.with_suffix(".part")
+    part.write_text(text + "\n", encoding="utf-8")
+    part.replace(file)
+
+
+def read_record(path: str | os.PathLike[str]) -> Record:
+    """Read a record from its file, or from the folder of a run.
+
+    Raises:
+        StorageError: there is none, or the file is damaged or of another version; the message names the place.
+    """
+    file = Path(path)
+    file = file / FILE if file.is_dir() else file
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise StorageError(f"there is no record {file}: give the folder of a finished run, or its {FILE}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise StorageError(f"{file} cannot be read as JSON ({error}): run the command that makes it again") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
+        found = (
+            {key: content.get(key) for key in ("format", "version")} if isinstance(content, dict) else "something else"
+        )
+        raise StorageError(
+            f"{file} should be a {FORMAT} of version {VERSION}, found {found}: make it again with this version"
+        )
+    try:
+        found_record: Record = decode(content.get("record"))
+    except InputError as error:  # of the right types, and still no table or figure
+        raise StorageError(f"{file} holds what no record can ({error})") from error
+    return found_record
