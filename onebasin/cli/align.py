@@ -50,10 +50,9 @@ COMPANIONS = tuple(kind for kind in KINDS if kind != "value")
     show_default=True,
     help="What is compared. Activations need --model and --data.",
 )
-@click.option(
-    "--data", type=click.Path(path_type=Path), metavar="FILE", help=f"For activations: {examples.INPUT_GRAMMAR}."
-)
+@click.option("--data", metavar="DATA", help=f"For activations: {examples.INPUT_GRAMMAR}.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of the data.")
+@examples.data_options
 @click.option("--statistic", "kind", type=click.Choice(STATISTICS), help="For activations. Default: uncentred.")
 @click.option(
     "--companion",
@@ -83,7 +82,7 @@ def align(
     output: Path,
     architecture: Architecture,
     reference: str,
-    data: Path | None,
+    data: str | None,
     limit: int | None,
     companions: tuple[str, ...],
     **options: Any,
@@ -108,7 +107,7 @@ def align(
             f"{networks} holds {len(crowd)} network, and nothing to align it with: give more, or a --reference network"
         )
     options = {name: value for name, value in options.items() if value is not None}
-    options |= _activations(known, data, limit, options["by"])
+    options |= _activations(known, data, options["by"], limit=limit, sources=options.pop("sources"))
     carried = _companions(companions, crowd, known, output)
     make_folder(output.parent)
     journal = output.with_name(f"{output.name}.journal")
@@ -138,7 +137,7 @@ def _left(output: Path, journal: Path) -> str:
     return "too early to have kept anything; nothing was written"
 
 
-def _activations(known: Known, data: Path | None, limit: int | None, by: str) -> dict[str, Any]:
+def _activations(known: Known, data: str | None, by: str, **reading: Any) -> dict[str, Any]:
     if by == "weights":
         if data is not None:
             raise InputError("--data are examples for --by activations; weights are compared without any")
@@ -146,7 +145,7 @@ def _activations(known: Known, data: Path | None, limit: int | None, by: str) ->
     model = known.runs("--by activations")
     if data is None:
         raise InputError(f"--by activations runs the networks on examples: give --data, {examples.INPUT_GRAMMAR}")
-    return {"model": model, "inputs": examples.read(data, limit=limit, targets=False).inputs}
+    return {"model": model, "inputs": examples.read(data, targets=False, **reading).inputs}
 
 
 def _companions(

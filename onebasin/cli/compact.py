@@ -43,14 +43,12 @@ _MOVES = {"refine": refine, "calibrate": calibrate}
 @click.option("--raw", is_flag=True, help="Take the networks as they are, without moving them into one basin first.")
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    metavar="DATA",
     help=f"Unlabelled inputs for --refine and --calibrate, such as those of training: {examples.INPUT_GRAMMAR}.",
 )
 @click.option(
     "--test",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    metavar="DATA",
     help="Held-out inputs: compare the predictions of the posterior with those of the networks on them.",
 )
 @click.option(
@@ -69,6 +67,7 @@ _MOVES = {"refine": refine, "calibrate": calibrate}
     help="Standard deviation of the prior: also tell which share of the weights is still at it.",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of each file.")
+@examples.data_options
 @click.option("--force", is_flag=True, help="Replace the files if they exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record instead of tables, and nothing else.")
 @debug
@@ -163,11 +162,11 @@ def _moved(
     given: dict[str, Any] = {"seed": seed, "progress": show, "output": _output(options)}
     if options["steps"] is not None:
         given["steps"] = options["steps"]
-    return _MOVES[options["move"]](fitted, model, crowd, _inputs(options["data"], options["limit"]), **given)
+    return _MOVES[options["move"]](fitted, model, crowd, _inputs(options["data"], options), **given)
 
 
-def _inputs(path: Path, limit: int | None) -> Inputs:
-    return examples.read(path, limit=limit, targets=False).inputs
+def _inputs(source: str, options: dict[str, Any]) -> Inputs:
+    return examples.read(source, limit=options["limit"], targets=False, sources=options["sources"]).inputs
 
 
 def _output(options: dict[str, Any]) -> Any:
@@ -185,7 +184,7 @@ def _compared(
     """Predictions of the posterior beside those of the networks, and beside as many networks as its storage holds."""
     if options["test"] is None:
         return None
-    model, inputs = known.runs("--test"), _inputs(options["test"], options["limit"])
+    model, inputs = known.runs("--test"), _inputs(options["test"], options)
     count = max(1, round(found.networks))
     crowds: dict[str, Crowd] = {
         "posterior": found,

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import click
@@ -59,12 +58,12 @@ _MEANING = {
 )
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    metavar="DATA",
     help=f"Also measure the barrier between A and B on these examples: {examples.GRAMMAR}.",
 )
-@click.option("--test", type=click.Path(path_type=Path), metavar="FILE", help="And on these, which correct nothing.")
+@click.option("--test", metavar="DATA", help="And on these, which correct nothing.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of each file.")
+@examples.data_options
 @click.option(
     "--loss",
     type=click.Choice(["cross-entropy", "mse"]),
@@ -168,8 +167,10 @@ def _compare_crowds(
     seed: int,
     measured: dict[str, Any],
 ) -> None:
-    path = measured["data"]
-    data = None if path is None else examples.read(path, limit=measured["limit"], targets=False)
+    source = measured["data"]
+    data = None
+    if source is not None:
+        data = examples.read(source, limit=measured["limit"], targets=False, sources=measured["sources"])
     with progress(f"comparing {names[0]} with {names[1]} ..."):
         options: dict[str, Any] = {"forms": list(measured["forms"]), "preset": measured["preset"], "seed": seed}
         if measured["values"]:
@@ -180,16 +181,16 @@ def _compare_crowds(
 
 
 def _barrier(
-    known: Known, a: State, b: State, data: Path | None, test: Path | None, **measured: Any
+    known: Known, a: State, b: State, data: str | None, test: str | None, **measured: Any
 ) -> BarrierReport | None:
-    limit, loss, points = measured["limit"], measured["loss"], measured["points"]
+    limit, loss, points, sources = (measured[name] for name in ("limit", "loss", "points", "sources"))
     if data is None:
         return None
     if points % 2 == 0:
         raise InputError(f"expected an odd number of --points, found {points}: one of them must be in the middle")
     model = known.runs("--data")
-    train = examples.read(data, limit=limit).pair
-    held_out = None if test is None else examples.read(test, limit=limit).pair
+    train = examples.read_pair(data, limit, sources)
+    held_out = None if test is None else examples.read_pair(test, limit, sources)
     loss = loss or ("mse" if train[1].is_floating_point() else "cross-entropy")
     return barrier_report(model, a, b, known.symmetry, train, held_out, points=points, loss=loss)
 

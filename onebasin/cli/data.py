@@ -1,23 +1,34 @@
-"""From ``--data`` to tensors: one .npz or .safetensors file with inputs and targets."""
+"""From what a user writes for data to tensors: a word, a folder, a file or a function.
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+A word alone is the training part, or everything where a set comes undivided; ``NAME:train`` and ``NAME:test`` are its
+parts, and ``NAME#3`` is its division number 3.
+"""
+
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import click
 import torch
 from torch import Tensor
 
-from onebasin.data import digits
-from onebasin.errors import InputError, StorageError, UnsafeFileError
+from onebasin.cli.load import load_function
+from onebasin.data import Dataset, Parts, Reading, read_parts
+from onebasin.data.npz import INPUTS, TARGETS, first_of, read_arrays, stored_names
+from onebasin.errors import InputError, StorageError
 from onebasin.population.tensor_file import map_tensors, read_header
 from onebasin.predict import Inputs, examples_in
 
-INPUTS, TARGETS = ("inputs", "x", "X"), ("targets", "y", "Y")
-INPUT_GRAMMAR = ".npz or .safetensors with inputs (or x, X; inputs.NAME for each of several)"
+_INPUT_FILES = ".npz or .safetensors with inputs (or x, X; inputs.NAME for each of several)"
+INPUT_GRAMMAR = f"a word such as digits, mnist:test or uci/boston (see sample), or {_INPUT_FILES}"
 GRAMMAR = f"{INPUT_GRAMMAR} and targets (or y, Y)"
-_SHOWN = 8  # names worth reading in one sentence
+_FILES = (".npz", ".safetensors")
+_TEXT = re.compile(r"(?P<name>.+?)(?:#(?P<split>\d+))?(?::(?P<part>train|test))?", re.DOTALL)
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,22 +45,115 @@ class Examples:
         return self.inputs, self.targets
 
 
-def read(path: Path, *, limit: int | None = None, targets: bool = True) -> Examples:
+@dataclass(frozen=True)
+class Sources:
+    """What the options say about where data come from, and how they are scaled."""
+
+    directory: Path | None = None
+    download: bool = False
+    standardise: bool = False
+
+
+def data_options(command: _Command) -> Callable[..., Any]:
+    """Add ``--data-dir``, ``--download`` and ``--standardise``; the command receives them as one ``sources``."""
+
+    @wraps(command)
+    def gathered(*, data_dir: Path | None, download: bool, standardise: bool, **rest: Any) -> Any:
+        return command(sources=Sources(data_dir, download, standardise), **rest)
+
+    folder = click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="FOLDER",
+        help="Where mnist/, fashion-mnist/, cifar10/, cifar100/ and uci/ lie. Default: what ONEBASIN_DATA names.",
+    )
+    download = click.option("--download", is_flag=True, help="Fetch openml/NAME where it is not in the cache yet.")
+    standardise = click.option(
+        "--standardise",
+        is_flag=True,
+        help="Give every column of words and functions mean 0 and deviation 1, by the numbers of their training part.",
+    )
+    return folder(download(standardise(gathered)))
+
+
+def read(
+    source: str | Path, *, limit: int | None = None, targets: bool = True, sources: Sources | None = None
+) -> Examples:
     """Read examples.
 
     Args:
-        path: the file.
+        source: what the user wrote.
         limit: only the first so many examples.
-        targets: whether targets are needed; others are not read.
+        targets: whether targets are needed; those of files are not read otherwise.
+        sources: where words are looked up.
 
     Raises:
         StorageError: the file is absent, damaged or something else.
         UnsafeFileError: an array is a pickle; it was not loaded.
         InputError: names or sizes are not those of examples.
+        ModelError: a function cannot be imported, or fails.
     """
+    sources = sources or Sources()
+    path = Path(source)
+    if path.suffix in _FILES or path.is_file():
+        if sources.standardise:
+            raise InputError(
+                f"--standardise needs a training part, and {source} is one part: write {source}:train or {source}:test "
+                "for a file with both, or scale it before"
+            )
+        return _read_file(path, limit=limit, targets=targets)
+    inputs, goals = _read_word(str(source), sources)
+    return Examples(inputs[:limit], goals[:limit] if targets else None)
+
+
+def read_pair(source: str, limit: int | None = None, sources: Sources | None = None) -> tuple[Inputs, Tensor]:
+    """Inputs and targets."""
+    return read(source, limit=limit, sources=sources).pair
+
+
+def _read_word(text: str, sources: Sources) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one part of a data set."""
+    match = _TEXT.fullmatch(text)
+    if match is None:
+        raise InputError(f"expected {GRAMMAR}, found {text!r}: write one of these")
+    name, part, number = match["name"], match["part"], int(match["split"] or 0)
+    if _is_function(text, name):
+        name, part = (name, part) if ":" in name else (text, None)
+        found = read_parts(load_function(name), Reading(split=number))
+    else:
+        source = Path(name) if Path(name).suffix in _FILES else name
+        found = read_parts(source, Reading(sources.directory, number, sources.download))
+    chosen = _whole(found) if part is None else found.dataset(number)
+    if sources.standardise:
+        chosen = chosen.standardised()
+    pair = chosen.test if part == "test" else chosen.train
+    if not len(pair[0]):
+        raise InputError(f"{name} has no {part or 'training'} part here: write {name}:{_other(part)}")
+    return pair
+
+
+def _is_function(text: str, name: str) -> bool:
+    """Whether a text is file.py:function or package.module:function, where the function may be called train or test."""
+    if ":" in name:
+        return True
+    return ":" in text and (name.endswith(".py") or ("." in name and "/" not in name and not Path(name).exists()))
+
+
+def _whole(parts: Parts) -> Dataset:
+    """The training part as it is, which is everything where the source has no division."""
+    if parts.train is None:
+        return parts.dataset()
+    return Dataset(parts.name, parts.train, parts.train, parts.checked_classes())
+
+
+def _other(part: str | None) -> str:
+    return "train" if part == "test" else "test"
+
+
+def _read_file(path: Path, *, limit: int | None, targets: bool) -> Examples:
     stored = _stored(path)
     wanted = _inputs_in(stored, path)
-    goal = _first(TARGETS, stored, path) if targets else None
+    goal = first_of(TARGETS, stored, path) if targets else None
     tensors = _tensors(path, [*wanted.values(), *([goal] if goal else [])])
     sizes = {name: len(tensor) if tensor.dim() else 0 for name, tensor in tensors.items()}
     if len(set(sizes.values())) > 1 or 0 in sizes.values():
@@ -68,14 +172,6 @@ def read(path: Path, *, limit: int | None = None, targets: bool = True) -> Examp
     return Examples(inputs, _numbers(tensors[goal]) if goal else None)
 
 
-def read_pair(text: str, limit: int | None = None) -> tuple[Inputs, Tensor]:
-    """Inputs and targets of a file, or of the digits under that word."""
-    if text == "digits":
-        inputs, targets = digits()
-        return inputs[:limit], targets[:limit]
-    return read(Path(text), limit=limit).pair
-
-
 def _numbers(targets: Tensor) -> Tensor:
     """Class numbers as int64, whatever short type they were stored in."""
     return targets if targets.is_floating_point() else targets.long()
@@ -84,18 +180,7 @@ def _numbers(targets: Tensor) -> Tensor:
 def _inputs_in(stored: Iterable[str], path: Path) -> dict[str, str]:
     """Keyword -> stored name, with "" for a single positional input."""
     named = {name.removeprefix("inputs."): name for name in stored if name.startswith("inputs.")}
-    return named or {"": _first(INPUTS, stored, path)}
-
-
-def _first(names: tuple[str, ...], stored: Iterable[str], path: Path) -> str:
-    for name in names:
-        if name in stored:
-            return name
-    found = list(stored)
-    listed = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
-    raise InputError(
-        f"{path} should hold {names[0]} (or {', '.join(names[1:])}), found {listed or 'nothing'}: rename it"
-    )
+    return named or {"": first_of(INPUTS, stored, path)}
 
 
 def _stored(path: Path) -> list[str]:
@@ -106,43 +191,10 @@ def _stored(path: Path) -> list[str]:
         return list(read_header(path).entries)
     if path.suffix != ".npz":
         raise InputError(f"data are read from {GRAMMAR}; found {path}: save them as one of these")
-    with _archive(path) as archive:
-        return list(archive.files)
+    return stored_names(path)
 
 
 def _tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return map_tensors(read_header(path), names)
-    with _archive(path) as archive:
-        return {name: _tensor(archive, name, path) for name in names}
-
-
-@contextmanager
-def _archive(path: Path) -> Iterator[Any]:
-    """An open .npz file; numpy would leave a damaged one open if it opened it itself."""
-    import numpy as np
-
-    with path.open("rb") as file:
-        try:
-            archive = np.load(file, allow_pickle=False)
-        except Exception as error:  # a damaged archive can fail in any way
-            raise StorageError(f"expected an .npz file, but {path} is damaged or none: save it again") from error
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise StorageError(f"expected an .npz file, found a single array in {path}: save it with np.savez")
-        yield archive
-
-
-def _tensor(archive: Any, name: str, path: Path) -> Tensor:
-    try:
-        array = archive[name]
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
-    except TypeError as error:
-        raise InputError(f"{name} in {path} holds {array.dtype}, expected numbers: convert it first") from error
-    except ValueError as error:
-        if "allow_pickle" in str(error):
-            raise UnsafeFileError(
-                f"{name} in {path} holds Python objects, which only a pickle can load; it was not loaded: save numbers"
-            ) from error
-        raise StorageError(f"{name} in {path} cannot be read ({error}): save the file again") from error
-    except Exception as error:  # a cut archive, a wrong checksum
-        raise StorageError(f"{name} in {path} cannot be read ({error}): save the file again") from error
+    return read_arrays(path, names.__contains__)

@@ -9,7 +9,8 @@ import click
 from onebasin.assess import evaluate as assess
 from onebasin.cli import data as examples
 from onebasin.cli.crowds import build, open_crowd
-from onebasin.cli.options import debug, likelihood_options, progress_bar, refuse_existing
+from onebasin.cli.likelihood import likelihood_options
+from onebasin.cli.options import debug, progress_bar, refuse_existing
 from onebasin.errors import InputError
 from onebasin.population.durable import make_folder, publish
 
@@ -23,8 +24,7 @@ _GIVEN = ("likelihood", "noise", "draws", "resamples", "level", "bins")
 @click.argument("data", metavar="DATA")
 @click.option(
     "--outside",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    metavar="DATA",
     help=f"Foreign inputs, to be told from those of DATA: {examples.INPUT_GRAMMAR}.",
 )
 @click.option(
@@ -46,6 +46,7 @@ _GIVEN = ("likelihood", "noise", "draws", "resamples", "level", "bins")
 )
 @click.option("--bins", type=click.IntRange(min=1), metavar="N", help="Of calibration errors. Default: 15.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of each file.")
+@examples.data_options
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Of everything random."
 )
@@ -62,8 +63,7 @@ def evaluate(
 
     MODEL is path/to/file.py:factory or package.module:factory, as for discover. CROWD is a population: a folder of
     sample or align, a folder of files with a network each, or one file; or the file of a posterior, from which
-    networks are drawn. DATA is the word digits, for 1,797 handwritten digits, or a file: .npz or .safetensors with
-    inputs (or x, X; inputs.NAME for each of several) and targets (or y, Y).
+    networks are drawn. DATA is a word, a file, a folder or a function, as for sample: digits, mnist:test, test.npz.
 
     For classes: accuracy, negative log-likelihood (NLL), Brier score, calibration errors, mutual information, and NLL
     and the calibration error again with a temperature that was fitted on half of the examples. For values: RMSE, NLL,
@@ -83,8 +83,10 @@ def evaluate(
     network = build(model, seed)
     networks = open_crowd(crowd, network)
     other = None if reference is None else open_crowd(reference, network)
-    pair = examples.read_pair(data, limit)
-    foreign = None if outside is None else examples.read(outside, limit=limit, targets=False).inputs
+    pair = examples.read_pair(data, limit, options["sources"])
+    foreign = None
+    if outside is not None:
+        foreign = examples.read(outside, limit=limit, targets=False, sources=options["sources"]).inputs
     with progress_bar(f"evaluating {crowd}") as show:
         found = assess(
             network,

@@ -1,4 +1,4 @@
-"""From ``package.module:factory`` or ``path/to/file.py:factory`` to a model.
+"""From ``package.module:factory`` or ``path/to/file.py:factory`` to a model, or to a function that gives data.
 
 Everything that can go wrong here is in the user's file, so each failure is one sentence with the line and the remedy.
 """
@@ -41,6 +41,41 @@ def load(reference: str) -> Loaded:
     Raises:
         ModelError: with the place and the remedy.
     """
+    module, name, source = _imported(reference)
+    model = _build(_find(module, name, source), name, source)
+    example_input = getattr(module, "example_input", None)
+    return Loaded(model, example_input if callable(example_input) else None)
+
+
+def load_function(reference: str) -> Callable[[], Any]:
+    """Import the file or module and find its function.
+
+    Args:
+        reference: ``package.module:function`` or ``path/to/file.py:function``, of a function without arguments.
+
+    Returns:
+        The function; whatever it raises becomes one sentence.
+
+    Raises:
+        ModelError: with the place and the remedy.
+    """
+    module, name, source = _imported(reference)
+    function = _find(module, name, source)
+    if not callable(function):
+        raise ModelError(
+            f"{name} in {source} is a {type(function).__name__}; it should be a function without arguments."
+        )
+    _refuse_arguments(function, name, source)
+
+    def called() -> Any:
+        return call_user_code(function, f"{name}() in {source}")
+
+    called.__name__ = name
+    return called
+
+
+def _imported(reference: str) -> tuple[ModuleType, str, str]:
+    """The module, the name in it, and where the module is."""
     source, colon, name = reference.rpartition(":")
     if not colon or not source or not name:
         raise ModelError(
@@ -48,10 +83,7 @@ def load(reference: str) -> Loaded:
             "factory is a function without arguments that returns the model."
         )
     is_file = source.endswith(".py") or "/" in source or "\\" in source
-    module = _import_file(Path(source)) if is_file else _import_module(source)
-    model = _build(_find(module, name, source), name, source)
-    example_input = getattr(module, "example_input", None)
-    return Loaded(model, example_input if callable(example_input) else None)
+    return _import_file(Path(source)) if is_file else _import_module(source), name, source
 
 
 def call_user_code(function: Callable[[], Any], what: str) -> Any:
@@ -146,16 +178,20 @@ def _build(factory: Any, name: str, source: str) -> nn.Module:
             f"{name} in {source} is a {type(factory).__name__}; "
             "it should be a function without arguments that returns the model, or the model itself."
         )
-    required = _required_arguments(factory)
+    _refuse_arguments(factory, name, source)
+    model = call_user_code(factory, f"{name}() in {source}")
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{name}() in {source} returned a {type(model).__name__}; it should return an nn.Module.")
+    return model
+
+
+def _refuse_arguments(function: Callable[..., Any], name: str, source: str) -> None:
+    required = _required_arguments(function)
     if required:
         raise ModelError(
             f"{name} in {source} needs {', '.join(required)}; write a function without arguments beside it that "
             f"returns {name}(...) with the values you want, and name that one."
         )
-    model = call_user_code(factory, f"{name}() in {source}")
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"{name}() in {source} returned a {type(model).__name__}; it should return an nn.Module.")
-    return model
 
 
 def _required_arguments(factory: Callable[..., Any]) -> list[str]:

@@ -40,17 +40,16 @@ from onebasin.symmetry import Symmetry
 @click.option("--shares", metavar="X,Y,...", help="Share of each network in the mean. Default: equal shares.")
 @click.option(
     "--recalibrate",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    metavar="DATA",
     help=f"Measure the statistics of batch norms on these examples: {examples.INPUT_GRAMMAR}.",
 )
 @click.option(
     "--repair",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    metavar="DATA",
     help="Recalibrate, and give all other units the spread that they have in the networks on these examples.",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples.")
+@examples.data_options
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @debug
 def merge(
@@ -110,15 +109,15 @@ def _shares(text: str | None, members: int) -> list[float] | None:
     return found
 
 
-def _variance(known: Known, recalibrate: Path | None, repair: Path | None, limit: int | None) -> dict[str, Any]:
+def _variance(known: Known, recalibrate: str | None, repair: str | None, **reading: Any) -> dict[str, Any]:
     """What `average` needs for the correction that was asked for."""
     if recalibrate is None and repair is None:
         return {"variance": None}
     if recalibrate is not None and repair is not None:
         raise InputError("--repair recalibrates too: give only one of --repair and --recalibrate")
-    kind, path = ("repair", repair) if repair is not None else ("recalibrate", recalibrate)
-    assert path is not None
-    inputs = examples.read(path, limit=limit, targets=False).inputs
+    kind, source = ("repair", repair) if repair is not None else ("recalibrate", recalibrate)
+    assert source is not None
+    inputs = examples.read(source, targets=False, **reading).inputs
     return {"variance": kind, "model": known.runs(f"--{kind}"), "inputs": inputs}
 
 

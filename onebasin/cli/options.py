@@ -10,7 +10,6 @@ import click
 from rich.console import Console
 
 from onebasin.errors import InputError
-from onebasin.inference.density.likelihood import KINDS
 
 _PATIENCE = 2.0  # seconds before progress is worth the flicker
 
@@ -28,21 +27,6 @@ def debug(command: _Command) -> _Command:
     return click.option(
         "--debug", is_flag=True, expose_value=False, callback=remember, help="Show the stack trace of an error."
     )(command)
-
-
-def likelihood_options(command: _Command) -> _Command:
-    """Add ``--likelihood`` and ``--noise``, which say how targets scatter."""
-    noise = click.option(
-        "--noise",
-        metavar="X",
-        help="Standard deviation of gaussian targets, or learned, for a model that gives means and log deviations.",
-    )
-    likelihood = click.option(
-        "--likelihood",
-        type=click.Choice(KINDS),
-        help="Of the targets. Default: categorical for whole numbers, which are classes, gaussian for others.",
-    )
-    return likelihood(noise(command))
 
 
 def refuse_existing(path: Path, force: bool, choose: str = "--output") -> None:

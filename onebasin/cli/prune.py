@@ -54,11 +54,11 @@ _WITHOUT_STD = ("magnitude", "random")
 @example_options
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
+    metavar="DATA",
     help=f"Judge on these examples, by all criteria at twelve levels: {examples.GRAMMAR}.",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of the data.")
+@examples.data_options
 @click.option(
     "-o",
     "--output",
@@ -79,7 +79,7 @@ _WITHOUT_STD = ("magnitude", "random")
 @click.option("--json", "as_json", is_flag=True, help="Print the record instead of tables.")
 @debug
 def prune(
-    *, model: str, source: str, data: Path | None, limit: int | None, as_json: bool, force: bool, **options: Any
+    *, model: str, source: str, data: str | None, limit: int | None, as_json: bool, force: bool, **options: Any
 ) -> None:
     """Keep the most valuable weights of POSTERIOR, and set the others to zero.
 
@@ -106,8 +106,10 @@ def prune(
     chosen = {"per": options["per"], "names": options["names"] or None, "seed": seed}
     by = options["by"] or ("snr" if isinstance(posterior, Posterior) else "magnitude")
     masks = choose(posterior, options["keep"], by, **chosen)
-    curve = None if data is None else _curve(known, posterior, examples.read(data, limit=limit).pair, **chosen)
-    facts = {"model": model, "posterior": source, "onto": options["onto"], "data": None if data is None else str(data)}
+    curve = None
+    if data is not None:
+        curve = _curve(known, posterior, examples.read_pair(data, limit, options["sources"]), **chosen)
+    facts = {"model": model, "posterior": source, "onto": options["onto"], "data": data}
     record = _record(masks, curve, facts | {"output": None if output is None else str(output)})
     if output is not None:
         write_tensors(output, masks.apply(network), {"format": "pt", "onebasin": json.dumps(masks.facts)})

@@ -12,9 +12,10 @@ from torch import nn
 
 from onebasin.calling import global_seed
 from onebasin.cli import data as examples
+from onebasin.cli.likelihood import likelihood_options
 from onebasin.cli.load import load
 from onebasin.cli.methods import WithMethods, option_page
-from onebasin.cli.options import debug, likelihood_options, progress_bar
+from onebasin.cli.options import debug, progress_bar
 from onebasin.cli.sample_report import diagnostics_table, fit_sentence, mixing_sentence
 from onebasin.errors import InputError, OnebasinError
 from onebasin.inference.runs.definition import read_definition
@@ -79,6 +80,7 @@ _CHAINS = ("hmc", "sghmc", "mclmc")  # methods whose draws follow each other, so
     help="Show all options of a method, and stop.",
 )
 @_count("--limit", "Only the first N examples of the data.")
+@examples.data_options
 @_count("--workers", "Processes; draws do not depend on their number. Default: 1.")
 @_count("--chunk", "Chains in one unit of work; draws do not depend on it.")
 @click.option("--resume", is_flag=True, help="Go on with the run in OUTPUT.")
@@ -88,10 +90,16 @@ def sample(
 ) -> None:
     """Draw networks from the posterior of MODEL given DATA.
 
-    MODEL is path/to/file.py:factory or package.module:factory, as for discover. DATA is the word digits, for 1,797
-    handwritten digits, or a file: .npz or .safetensors with inputs (or x, X; inputs.NAME for each of several) and
-    targets (or y, Y). Draws are written while they are made; with --resume an interrupted run goes on as if nothing
-    had happened, and a finished one makes more --draws.
+    MODEL is path/to/file.py:factory or package.module:factory, as for discover. Draws are written while they are made;
+    with --resume an interrupted run goes on as if nothing had happened, and a finished one makes more --draws.
+
+    DATA is a word, a file, a folder or a function. Words: digits, for 1,797 handwritten digits, which need no file;
+    mnist, fashion-mnist, cifar10, cifar100 and uci/NAME, which lie in --data-dir; openml/NAME or openml/NUMBER. A word
+    alone is the training part, or everything where a set comes undivided, as digits and OpenML do; NAME:train and
+    NAME:test are its parts, and NAME#3 is its division number 3, as in uci/boston#3:test. Files: .npz or .safetensors
+    with inputs (or x, X; inputs.NAME for each of several) and targets (or y, Y). Folders: of IDX files or of CIFAR
+    batches. Functions: path/to/file.py:function or package.module:function without arguments, which returns
+    (inputs, targets), or two such pairs for training and test.
 
     \b
       onebasin sample onebasin.examples:digits_mlp digits --method hmc -o chain/
@@ -99,6 +107,7 @@ def sample(
       onebasin sample model.py:net train.npz --method swag --set rank=10 -o draws/
       onebasin sample --options hmc
     """  # noqa: D301 - click reads the backspace: keep these lines apart
+    sources = options.pop("sources")
     chosen = _chosen(**options)
     if not resume and read_definition(output) is not None:
         raise InputError(f"{output} holds a run already: give --resume to go on with it, or choose another --output")
@@ -106,7 +115,7 @@ def sample(
         network = load(model).model
     if chosen.get("workers", 1) > 1:
         _check_importable(network, model)
-    pair = examples.read_pair(data, limit)
+    pair = examples.read_pair(data, limit, sources)
     try:
         with progress_bar(f"sampling with {method}") as show:
             found = draw(network, pair, method, seed=seed, path=output, resume=resume, progress=show, **chosen)
@@ -202,6 +211,9 @@ def _again(context: click.Context) -> str:
         if name == "resume" or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue
         value = context.params.get(name)
+        if value is True:
+            words.append(parameter.opts[-1])
+            continue
         for one in value if isinstance(value, tuple) else (value,):
             words += [str(one)] if isinstance(parameter, click.Argument) else [parameter.opts[-1], str(one)]
     return f"{words[0]} {shlex.join([*words[1:], '--resume'])}"

@@ -28,7 +28,7 @@ def split(inputs: Tensor, targets: Tensor, *, test: float = 0.25, seed: int = 0)
         (training inputs, training targets), (test inputs, test targets); both in the order of the given examples.
     """
     examples = len(targets)
-    count = round(test * examples)
+    count = round(test * examples) if 0 < test < 1 else 0
     if len(inputs) != examples or not 0 < count < examples:
         raise InputError(
             f"expected one target per input and a share that leaves examples on both sides, found {len(inputs)} "

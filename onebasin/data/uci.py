@@ -1,0 +1,112 @@
+"""Tables with the splits that papers use.
+
+One .npz per table: ``X`` (rows, features), ``y`` (rows,), and ``train_idx`` and ``test_idx`` (splits, rows of a part),
+``test_mask`` (splits, rows), ``is_test`` (rows,), or nothing of these. Instead of ``X`` there may be ``X_num`` and
+``X_cat`` (rows, columns of category numbers), which become one column per category.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from onebasin.data.checksum import verify
+from onebasin.data.dataset import Parts
+from onebasin.data.images import as_targets, check_columns
+from onebasin.data.npz import read_arrays, stored_names
+from onebasin.errors import InputError, StorageError
+
+_DIVISIONS = ("test_idx", "test_mask", "is_test")
+_ARRAYS = ("X", "X_num", "X_cat", "y", "train_idx", *_DIVISIONS)
+
+
+def read_table(path: Path, split: int = 0, checksums: Mapping[str, str] | None = None) -> Parts:
+    """One split of a table; numbers as they are stored (`Dataset.standardised` scales them).
+
+    Args:
+        path: the file.
+        split: number of the split, from 0; without published splits, the random division that `Parts.dataset` makes.
+        checksums: name -> digest.
+
+    Raises:
+        InputError: there is no split of this number.
+        StorageError: the file is absent, damaged or no such table.
+    """
+    verify(path, checksums)
+    stored = read_arrays(path, _ARRAYS.__contains__)
+    if "test_idx" in stored and "train_idx" not in stored:
+        raise StorageError(f"expected train_idx beside test_idx in {path}, found none: save both")
+    if "y" not in stored or not ("X" in stored or {"X_num", "X_cat"} <= stored.keys()):
+        raise StorageError(
+            f"expected X (or X_num and X_cat) and y in {path}, found {', '.join(stored) or 'none'}: save a table so"
+        )
+    _check_rows(stored, path)
+    inputs = stored["X"].float() if "X" in stored else _encoded(stored["X_num"], stored["X_cat"], path)
+    targets = as_targets(stored["y"])
+    classes = None if targets.is_floating_point() else int(targets.max()) + 1
+    splits = _splits(stored)
+    if not splits:
+        return Parts(path.stem, (inputs, targets), None, classes)
+    if split >= splits:
+        raise InputError(f"{path.stem} has {splits} splits, numbered from 0, found split {split}: choose one of them")
+    train, test = ((inputs[part], targets[part]) for part in _rows(stored, split, path))
+    return Parts(path.stem, train, test, classes, splits)
+
+
+def has_splits(path: Path) -> bool:
+    """Whether a file is a table with published splits."""
+    return any(name in _DIVISIONS for name in stored_names(path))
+
+
+def _check_rows(stored: dict[str, Tensor], path: Path) -> None:
+    """Refuse arrays whose rows are not those of the table: what is left over would vanish in silence."""
+    rows: dict[str, tuple[int, ...]] = {
+        name: stored[name].shape[:1] for name in ("X", "X_num", "X_cat", "y", "is_test") if name in stored
+    }
+    if "test_mask" in stored:
+        rows["test_mask"] = stored["test_mask"].shape[1:]
+    flat = [name for name in ("train_idx", "test_idx", "X_num", "X_cat") if name in stored and stored[name].dim() != 2]
+    if len(set(rows.values())) > 1 or () in rows.values() or flat or not len(stored["y"]):
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in stored.items())
+        raise StorageError(f"expected one row per example in {path}, found {shapes}: save arrays that fit together")
+
+
+def _encoded(numbers: Tensor, categories: Tensor, path: Path) -> Tensor:
+    numbered = categories.long()
+    if numbered.numel() and (int(numbered.min()) < 0 or not torch.equal(numbered.to(categories.dtype), categories)):
+        raise InputError(
+            f"expected categories numbered from 0 in X_cat of {path}, found others: give missing ones a number too"
+        )
+    counts = [int(column.max()) + 1 for column in numbered.T]
+    check_columns(len(numbered), numbers.shape[1] + sum(counts), str(path))
+    columns = [torch.nn.functional.one_hot(column, count) for column, count in zip(numbered.T, counts, strict=True)]
+    return torch.cat([numbers.float(), *(column.float() for column in columns)], 1)
+
+
+def _splits(stored: dict[str, Tensor]) -> int:
+    """How many there are; 0 for a table without any."""
+    if "test_idx" in stored and "train_idx" in stored:
+        return min(len(stored["train_idx"]), len(stored["test_idx"]))
+    if "test_mask" in stored:
+        return len(stored["test_mask"])
+    return 1 if "is_test" in stored else 0
+
+
+def _rows(stored: dict[str, Tensor], split: int, path: Path) -> tuple[Tensor, Tensor]:
+    """Rows of the training and of the test part."""
+    if "test_idx" in stored and "train_idx" in stored:
+        train, test = (stored[name][split].long() for name in ("train_idx", "test_idx"))
+    else:
+        mask = (stored["test_mask"][split] if "test_mask" in stored else stored["is_test"]).bool()
+        train, test = (~mask).nonzero().flatten(), mask.nonzero().flatten()
+    both = torch.cat([train, test])
+    inside = bool(((both >= 0) & (both < len(stored["y"]))).all())  # a negative one would be a row of the other part
+    if not len(train) or not len(test) or not inside or len(both.unique()) != len(both):
+        raise StorageError(
+            f"expected rows from 0 to {len(stored['y']) - 1:,}, each in one part only, in split {split} of {path}, "
+            "found others: fetch the file again"
+        )
+    return train, test
