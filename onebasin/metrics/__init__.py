@@ -3,6 +3,7 @@
 from onebasin.metrics.agreement import agreement, total_variation
 from onebasin.metrics.bootstrap import Interval, interval
 from onebasin.metrics.calibration import Reliability, ace, ece, reliability
+from onebasin.metrics.concordance import kendall_tau
 from onebasin.metrics.detection import aupr, auroc, fpr95
 from onebasin.metrics.effective import ess, mcse
 from onebasin.metrics.entropy import entropy, expected_entropy, mutual_information, predictive_entropy
@@ -36,6 +37,7 @@ __all__ = [
     "fpr95",
     "gaussian_nll",
     "interval",
+    "kendall_tau",
     "kinetic_temperature",
     "max_logit",
     "mcse",

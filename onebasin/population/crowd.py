@@ -132,7 +132,8 @@ class Population:
 
         Args:
             path: a folder with `population.json`, or with .safetensors, .pt, .pth, .th or .ckpt files (one network
-                each, in natural order of their names), or one such file. Torch files never run code.
+                each, in natural order of their names), or one such file; or .tgz or .tar archives of safetensors files,
+                whose networks are read into memory. Torch files never run code.
             spec: refuse members that differ from this spec, state or module; a shared prefix of names is stripped.
             finite: read everything, and refuse NaN and infinity.
         """

@@ -1,4 +1,4 @@
-"""What a path holds: a population folder, a folder of networks, a shard, or one network."""
+"""What a path holds: a population folder, a folder of networks or of archives, a shard, an archive, or one network."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import StorageError
+from onebasin.population.archive import ARCHIVES, archive_paths, is_archive, stacked_archive
 from onebasin.population.durable import leftovers
 from onebasin.population.read import SUFFIXES, TORCH_SUFFIXES, file_source, network_paths, torch_sources
-from onebasin.population.shard import Shard, is_shard, shard_key, shard_of
-from onebasin.population.sources import Source
+from onebasin.population.shard import Shard, block_spec, is_shard, shard_key, shard_of
+from onebasin.population.sources import MemorySource, Source
 from onebasin.population.store import MANIFEST, read_manifest, read_shards
 from onebasin.population.tensor_file import read_header
 from onebasin.state import Spec, check_spec
@@ -47,11 +48,12 @@ def _open_folder(folder: Path, expected: Spec | None) -> Parts:
     if (folder / MANIFEST).exists() or any(shard_key(path) for path in paths):
         manifest = read_manifest(folder)
         return _of_shards(read_shards(folder, manifest.spec), manifest.spec, manifest.provenance)
+    paths = paths or archive_paths(folder)
     if not paths:
         unfinished = leftovers(folder)
         found = f"an unfinished {unfinished[0].name} of a writer" if unfinished else "none"
         raise StorageError(
-            f"expected {MANIFEST} or files {', '.join(SUFFIXES)} in {folder}, found {found}: "
+            f"expected {MANIFEST} or files {', '.join((*SUFFIXES, *ARCHIVES))} in {folder}, found {found}: "
             "check the path, or run again what should have written it"
         )
     sources: list[Source] = []
@@ -83,8 +85,11 @@ def _open_file(path: Path, expected: Spec | None) -> Parts:
         for index, (_, other) in enumerate(members):
             check_spec(other, spec, where=f"network {index} of {path}, compared with the first,")
         return Parts([source for source, _ in members], spec, provenance={"files": [path.name]})
+    if is_archive(path):
+        names, stacked = stacked_archive(path, expected)
+        return Parts([MemorySource(stacked, len(names))], block_spec(stacked), provenance={"files": [path.name]})
     raise StorageError(
-        f"expected a folder or a file {', '.join(SUFFIXES)}, found {path}: "
+        f"expected a folder or a file {', '.join((*SUFFIXES, *ARCHIVES))}, found {path}: "
         "rename the file after its format, or load it yourself and use Population.from_states"
     )
 

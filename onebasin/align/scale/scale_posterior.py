@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from onebasin.align.board import Board
+from onebasin.align.scale.imbalance import slope
 from onebasin.align.scale.live import loose
 from onebasin.align.scale.mass import Mass, Point
 from onebasin.align.scale.norm_scale import Hold, empty
@@ -92,7 +93,7 @@ class ScalePosterior:
     @cached_property
     def counts(self) -> Tensor:
         """N of every coordinate: the sum of powers over the weights that it moves."""
-        return _slope(self.counted, self.gauges, self.counted.here)[0].round()
+        return slope(self.counted, self.gauges, self.counted.here)[0].round()
 
     def log_density(self, s: Tensor) -> Tensor:
         """Unnormalised log density at s (..., coordinates): (...)."""
@@ -102,7 +103,7 @@ class ScalePosterior:
     def gradient(self, s: Tensor) -> Tensor:
         """Gradient of the log density at s (..., coordinates)."""
         rows = self._rows(s)
-        return (self.counts - _slope(self.mass, self.gauges, self._point(rows)) / self.variance).reshape(s.shape)
+        return (self.counts - slope(self.mass, self.gauges, self._point(rows)) / self.variance).reshape(s.shape)
 
     def mode(self) -> Tensor:
         """The most likely log scales (coordinates,), where in - out = variance * (n_in - n_out)."""
@@ -191,14 +192,3 @@ class ScalePosterior:
 
     def _energy(self, place: Tensor, speed: Tensor) -> Tensor:
         return speed.square().sum(1) / 2 - self.log_density(self._mode + place @ self._spread)
-
-
-def _slope(mass: Mass, gauges: list[int], point: Point) -> Tensor:
-    """Half the derivative of the mass: the sum of power * mass on each coordinate (rows, coordinates)."""
-    tables = []
-    for gauge in gauges:
-        total = torch.zeros_like(point.logs[gauge])
-        for power, table in mass.pulls(gauge, point).items():
-            total = total + power * table
-        tables.append(total)
-    return torch.cat(tables, 1)
