@@ -3,37 +3,62 @@
 Exit codes: 0 done; 1 a bug of ours; 2 wrong usage; others belong to one class of ``OnebasinError`` each.
 """
 
+import codecs
+import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections import UserDict
+from collections.abc import Iterator, Sequence
+from importlib import import_module
 
 import click
 
-from onebasin.cli.align import align
-from onebasin.cli.compact import compact
-from onebasin.cli.compare import compare
-from onebasin.cli.demo import demo
-from onebasin.cli.discover import discover
-from onebasin.cli.evaluate import evaluate
-from onebasin.cli.merge import merge
 from onebasin.cli.options import debug
-from onebasin.cli.prune import prune
-from onebasin.cli.sample import sample
 from onebasin.errors import DiskError, OnebasinError
 
 _BUG, _INTERRUPTED, _PIPE_CLOSED = 1, 130, 141
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+_VERBS = (
+    "align",
+    "compact",
+    "compare",
+    "demo",
+    "discover",
+    "evaluate",
+    "merge",
+    "prune",
+    "report",
+    "reproduce",
+    "sample",
+)
+
+
+class _Verbs(UserDict[str, click.Command]):
+    """Commands by name, imported when they are asked for: `onebasin report` needs no torch."""
+
+    def __missing__(self, name: str) -> click.Command:
+        if name not in _VERBS:
+            raise KeyError(name)
+        self.data[name] = getattr(import_module(f"onebasin.cli.{name}"), name)
+        return self.data[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in _VERBS
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_VERBS)
+
+    def __len__(self) -> int:
+        return len(_VERBS)
+
+
+@click.group(commands=_Verbs(), context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="onebasin", message="%(prog)s %(version)s")
 @debug
 def group() -> None:
     """Find the symmetries of neural networks, and read crowds of networks as one posterior."""
-
-
-for verb in (align, compact, compare, demo, discover, evaluate, merge, prune, sample):
-    group.add_command(verb)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +88,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def entry() -> None:
     """Run the process's own arguments and leave with the exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":  # names of files may be any bytes
+        universal = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if universal else "backslashreplace")
     code = main()
     try:
         sys.stdout.flush()

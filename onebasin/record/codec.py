@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import types
+from numbers import Integral, Real
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from onebasin.errors import StorageError
+from onebasin.errors import InputError, StorageError
 from onebasin.record.claim import Claim
 from onebasin.record.figure import Axis, Figure, Panel, Rule, Series
 from onebasin.record.record import Record, Section
@@ -24,6 +26,9 @@ def encode(value: Any) -> Any:
 
     >>> encode(Number(0.5, error=float("nan")))
     {'is': 'Number', 'value': 0.5}
+
+    Raises:
+        InputError: something in it is neither text nor number.
     """
     if dataclasses.is_dataclass(value):
         fields = {
@@ -33,13 +38,15 @@ def encode(value: Any) -> Any:
             _KIND: type(value).__name__,
             **{name: item for name, item in fields.items() if item is not None or name == "value"},
         }
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, Real):  # also those of numpy, which JSON does not know
+        return int(value) if isinstance(value, Integral) else float(value) if math.isfinite(value) else None
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
     if isinstance(value, dict):
         return {str(name): encode(item) for name, item in value.items()}
-    return value
+    raise InputError(f"a record holds texts and numbers, found a {type(value).__name__}: convert it to one of these")
 
 
 def decode(value: Any, expected: Any = Record, where: str = "record") -> Any:
@@ -66,7 +73,9 @@ def decode(value: Any, expected: Any = Record, where: str = "record") -> Any:
         return _object(value, where, expected.__name__)
     if expected is float:
         number = _checked(value, int | float, where)
-        return float(number) if not isinstance(number, bool) else _refuse(value, "number", where)
+        if isinstance(number, bool) or not abs(number) < math.inf or abs(number) > sys.float_info.max:
+            return _refuse(value, "number", where)
+        return float(number)
     return _checked(value, expected, where)
 
 
@@ -86,7 +95,7 @@ def _one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:
         if isinstance(value, bool) != (kind is bool):
             continue
         if isinstance(value, int | float if kind is float else kind):
-            return kind(value)
+            return decode(value, float, where) if kind is float else value
     return _refuse(value, " or ".join(kind.__name__ for kind in kinds), where)
 
 

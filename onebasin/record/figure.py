@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from onebasin.errors import InputError
 
 KINDS = ("lines", "points", "bars", "histogram", "heat")
 SCALES = ("linear", "log")
+DIRECTIONS = ("horizontal", "vertical", "diagonal")
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Series:
     shade: int | None = None
 
     def __post_init__(self) -> None:
+        if not all(map(math.isfinite, self.x)):
+            raise InputError(f"series {self.name!r} has a place that is NaN or infinite: leave it out")
         if len(self.x) not in (len(self.y), len(self.y) + 1):
             raise InputError(f"series {self.name!r} has {len(self.x)} places for {len(self.y)} values: give as many")
         if any(len(ends) not in (0, len(self.y)) for ends in (self.low, self.high)):
@@ -68,6 +72,13 @@ class Rule:
     name: str
     value: float = 0.0
     direction: str = "horizontal"
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.value) or self.direction not in DIRECTIONS:
+            raise InputError(
+                f"a rule has a finite value and one of the directions {DIRECTIONS}, found {self.value} and "
+                f"{self.direction!r}: give others, or leave it out"
+            )
 
 
 @dataclass(frozen=True)
@@ -106,6 +117,8 @@ class Panel:
                 f"a heat map should have {len(self.rows)} rows of {len(self.columns)} values, found {len(self.grid)} "
                 "rows or others: give one value per place"
             )
+        if not all(map(math.isfinite, (*self.columns, *self.rows))):
+            raise InputError("a heat map has a place that is NaN or infinite: leave it out")
         bins = 1 if self.kind == "histogram" else 0
         for series in self.series:
             if len(series.x) != len(series.y) + bins:

@@ -61,10 +61,13 @@ class Record:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        names = [section.name for section in self.sections] + [item.name for item in self.items]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        names = [[section.name for section in self.sections], [item.name for item in self.items]]
+        twice = sorted({name for kind in names for name in kind if kind.count(name) > 1})
         if twice:
-            raise InputError(f"names in a record should be unique, found {', '.join(twice)} twice: rename one")
+            raise InputError(
+                f"sections of a record should have different names, and so should its tables and figures, found "
+                f"{', '.join(twice)} twice: rename one"
+            )
 
     @property
     def items(self) -> Iterator[Table | Figure]:

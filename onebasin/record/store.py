@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from onebasin.errors import InputError, StorageError
+from onebasin.errors import DiskError, InputError, StorageError
 from onebasin.record.codec import decode, encode
 from onebasin.record.record import Record
 
@@ -15,12 +15,19 @@ FILE = "record.json"  # inside the folder of a run
 
 
 def write_record(record: Record, path: str | os.PathLike[str]) -> None:
-    """Write a record; it appears whole or not at all."""
+    """Write a record; it appears whole or not at all.
+
+    Raises:
+        DiskError: the folder cannot be written.
+    """
     file = Path(path)
     text = json.dumps({"format": FORMAT, "version": VERSION, "record": encode(record)}, indent=1, allow_nan=False)
-    part = file.with_suffix(".part")
-    part.write_text(text + "\n", encoding="utf-8")
-    part.replace(file)
+    part = file.with_name(f"{file.name}.part")
+    try:
+        part.write_text(text + "\n", encoding="utf-8")
+        part.replace(file)
+    except OSError as error:
+        raise DiskError(f"{file} cannot be written ({error.strerror or error}): choose another folder") from error
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from onebasin.errors import InputError
 
 BETTER = ("higher", "lower", "")
+DIGITS = 15  # a float has no more
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Column:
     def __post_init__(self) -> None:
         if self.better not in BETTER:
             raise InputError(f"a column is better when one of {BETTER}, found {self.better!r}: give one of these")
+        if not 0 <= self.digits <= DIGITS:
+            raise InputError(f"a column shows 0 to {DIGITS} digits after the point, found {self.digits}: give another")
 
 
 @dataclass(frozen=True)
