@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-BENCHMARKS := discovery apply population alignment geometry paper_compact inference compact pruning fitting discrepancy diversity
+BENCHMARKS := discovery apply population alignment geometry inference compact pruning fitting discrepancy diversity
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types unit bench docs format clean
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt oracles.txt
 	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps -r oracles.txt
 	@touch $@
 
-demo: setup  ## find and prove the symmetries of the built-in example models
+demo: setup  ## the whole idea on handwritten digits in three minutes, ending with the path of a report
 	@$(BIN)/onebasin demo
 
 test: lint types unit  ## lint, types, all tests and doctests
@@ -40,7 +40,7 @@ unit: setup
 bench: setup  ## the benchmarks, one table each; peers get environments of their own in .peers
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-docs: setup  ## rewrite what is generated: docs/cli.md and the sample output in README.md
+docs: setup  ## rewrite what is generated: docs/cli.md, docs/results.md and the sample output in README.md
 	$(BIN)/python docs/generate.py
 
 format: setup  ## let ruff fix and format
@@ -48,5 +48,6 @@ format: setup  ## let ruff fix and format
 	$(BIN)/ruff format .
 
 clean:  ## remove everything that make made
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis onebasin-demo .peers .cache
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .peers .cache
+	rm -rf onebasin-demo reproduce-compact-quick reproduce-symmetry-quick
 	find onebasin tests benchmarks docs examples -name __pycache__ -type d -prune -exec rm -rf {} +

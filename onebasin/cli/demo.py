@@ -1,55 +1,46 @@
-"""``onebasin demo``: find and prove the symmetries of the built-in example models, and keep the tables in a report."""
+"""``onebasin demo``: the main job on embedded data, from networks to a report."""
 
 from pathlib import Path
 
 import click
 
-from onebasin.calling import global_seed
-from onebasin.cli.options import debug, progress
-from onebasin.errors import DiskError, SymmetryError
-from onebasin.examples import EXAMPLES, Example
-from onebasin.symmetry import discover, verify
+from onebasin.cli.options import debug
+from onebasin.cli.reproduce import conducted
+from onebasin.studies import Bench
+from onebasin.studies.demo import STUDY, plan
+
+_WIDTH = 100  # characters in a line of the summary
 
 
 @click.command()
 @click.option(
+    "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("onebasin-demo"),
     show_default=True,
-    help="Directory of the report.",
+    help="Folder of networks, record and report.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Seed of weights and proofs."
-)
+@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Of everything.")
+@click.option("--only", multiple=True, metavar="PART", help="Only this part; repeat it for several. See above.")
+@click.option("--fresh", is_flag=True, help="Begin again: remove the parts and networks that OUTPUT holds.")
 @debug
-def demo(*, output: Path, seed: int) -> None:
-    """Find and prove the symmetries of a few built-in models.
+def demo(*, output: Path, seed: int, only: tuple[str, ...], fresh: bool) -> None:
+    """Show the whole idea on handwritten digits, in three minutes.
 
-    Prints one table per model, writes them to a report, and prints the report's path last.
-    """
-    report = output / "report.txt"
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        report.write_text("", encoding="utf-8")  # fail before the work, not after it
-    except OSError as error:
-        raise DiskError(f"{report} cannot be written ({error.strerror}); choose another --output.") from error
-    sections = []
-    for example in EXAMPLES:
-        with progress(f"discovering the symmetries of {example.name} ..."):
-            section = _section(example, seed)
-        click.echo(section)
-        sections.append(section)
-    report.write_text("\n".join(sections), encoding="utf-8")
-    click.echo(str(report))
+    Discovers the symmetries of a network and of a few others; samples networks by HMC, variational inference, SWAG
+    and as an ensemble; moves them into one basin; keeps them as one compact posterior; evaluates and prunes.
+    Parts: symmetries, methods, basin, compact, pruning. Prints a summary, and the path of the report last.
+    Interrupted, it goes on where it was.
 
+    \b
+      onebasin demo
+      onebasin demo --seed 1 --output other/
+    """  # noqa: D301 - click reads the backspace: keep these lines apart
+    from onebasin.report import write_report
 
-def _section(example: Example, seed: int) -> str:
-    with global_seed(seed):
-        model, inputs = example.build(), example.inputs()
-    symmetry = discover(model, inputs, seed=seed)
-    proof = verify(model, symmetry, inputs)
-    if not proof.passed:
-        raise SymmetryError(f"The proof failed for the built-in model {example.name}; please report this.")
-    title = f"{example.name}: {example.summary}"
-    return f"{title}\n{'=' * len(title)}\n{symmetry}\n\n{proof}\n"
+    record = conducted(STUDY, Bench(plan(), seed, output), f"onebasin demo --seed {seed}", only=only, fresh=fresh)
+    click.echo()
+    for sentence in record.summary:
+        click.echo(click.wrap_text(f"- {sentence}", _WIDTH, subsequent_indent="  "))
+    click.echo(str(write_report(record, output)))

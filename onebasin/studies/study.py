@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from onebasin.errors import InputError, StorageError
-from onebasin.population.durable import make_folder
+from onebasin.population.durable import make_folder, publish
 from onebasin.record import Record, Section, decode, encode, write_record
 from onebasin.record.store import FILE
 from onebasin.studies.bench import Bench, Watch
@@ -96,7 +96,8 @@ def run_study(
             with watch(part.name) if watch else nullcontext(bench.show) as bench.show:
                 section = part.run(bench)
             seconds = time.perf_counter() - began
-            _keep(bench.folder, replace(section, command=f"{command} --only {part.name}", seconds=seconds))
+            again = f"{command} --only {part.name}"
+            _keep(bench.folder, replace(section, name=part.name, command=again, seconds=seconds))
             tell(f"{part.name}: done in {seconds:.0f} s")
     sections = [kept for part in study.parts if (kept := _kept(bench.folder, part)) is not None]
     record = Record(
@@ -120,18 +121,19 @@ def _claim_folder(study: Study, bench: Bench[Any], fresh: bool) -> None:
     make_folder(folder)
     wanted = {"study": study.name, **bench.plan.settings(), "seed": bench.seed, "torch": version("torch")}
     file = folder / _PLAN
-    if file.is_file() and fresh:
+    ours = file.is_file()
+    if not ours and any(folder.iterdir()):
+        raise InputError(f"{folder} holds something else than a run of onebasin: choose another --output")
+    if ours and fresh:
         for below in ("parts", "networks"):
             shutil.rmtree(folder / below, ignore_errors=True)
-        file.unlink()
-    if not file.is_file():
-        if any(folder.iterdir()):
-            raise InputError(f"{folder} holds something else than a run of onebasin: choose another --output")
-        file.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
+        (folder / FILE).unlink(missing_ok=True)  # of the run that is forgotten
+    if not ours or fresh:
+        publish(file, lambda opened: opened.write(json.dumps(wanted, indent=1).encode()), replace=True)
         return
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = dict(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
         raise StorageError(f"{file} is damaged: give --fresh to begin again, or choose another --output") from error
     other = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
     if other:
@@ -148,16 +150,14 @@ def _file(folder: Path, part: Part) -> Path:
 def _keep(folder: Path, section: Section) -> None:
     """Write a finished section; it appears whole or not at all."""
     file = folder / "parts" / f"{section.name}.json"
-    file.parent.mkdir(exist_ok=True)
+    make_folder(file.parent)
     text = json.dumps(encode(section), allow_nan=False)
     digest = hashlib.sha256(text.encode()).hexdigest()
-    part = file.with_suffix(".part")
-    part.write_text(f"{digest}\n{text}\n", encoding="utf-8")
-    part.replace(file)
+    publish(file, lambda opened: opened.write(f"{digest}\n{text}\n".encode()), replace=True)
 
 
 def _kept(folder: Path, part: Part) -> Section | None:
-    """A section that was finished before; None where it was not, or where its file is damaged."""
+    """A section that was finished before; None where it was not, or where its file is damaged or of another version."""
     try:
         digest, text = _file(folder, part).read_text(encoding="utf-8").split("\n", 1)
     except (OSError, ValueError):
@@ -165,5 +165,8 @@ def _kept(folder: Path, part: Part) -> Section | None:
     text = text.rstrip("\n")
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         return None
-    section: Section = decode(json.loads(text), Section, part.name)
+    try:
+        section: Section = decode(json.loads(text), Section, part.name)
+    except (StorageError, InputError):
+        return None
     return section

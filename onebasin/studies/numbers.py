@@ -1,0 +1,43 @@
+"""Numbers of records from what was measured."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+from onebasin.assess.evaluation import Estimate
+from onebasin.record import Number
+
+_SIGMAS = 2 * 1.959964  # an interval of 95 per cent is so many standard errors wide
+
+
+def mean_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean of runs, and its standard error; None for a single run.
+
+    >>> mean_error([1.0, 3.0])
+    (2.0, 1.0)
+    """
+    mean = statistics.fmean(values)
+    return mean, statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def measured(values: Sequence[float], published: float | None = None, *, scale: float = 1.0, note: str = "") -> Number:
+    """Mean and standard error of runs, in units of 1 / `scale`.
+
+    >>> measured([0.5, 0.7], 62.0, scale=100)
+    Number(value=60.0, error=10.0, published=62.0, note='')
+    """
+    mean, error = mean_error([scale * value for value in values])
+    return Number(_rounded(mean), None if error is None else _rounded(error), published, note)
+
+
+def _rounded(value: float) -> float:
+    """A number without the noise of its last digits, however small it is."""
+    return float(f"{value:.12g}")
+
+
+def estimated(estimate: Estimate, scale: float = 1.0, published: float | None = None) -> Number:
+    """A number with the standard error that its 95 % interval amounts to, in units of 1 / `scale`."""
+    width = scale * (estimate.high - estimate.low) / _SIGMAS
+    return Number(scale * estimate.value, width if math.isfinite(width) else None, published)
