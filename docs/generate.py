@@ -1,6 +1,8 @@
-"""Write what the documentation says about the program: docs/cli.md from ``--help``, and the sample output in README.md.
+"""Write what the documentation says about the program, so that it cannot fall behind.
 
-``python docs/generate.py`` rewrites both; with ``--check`` it only reports what is out of date (exit code 1).
+docs/cli.md comes from ``--help``, docs/results.md from the records in docs/results/, the sample output in README.md
+from its first example. ``python docs/generate.py`` rewrites them; with ``--check`` it only reports what is out of date
+(exit code 1).
 """
 
 import contextlib
@@ -13,6 +15,8 @@ import click
 
 from onebasin.cli.main import group
 from onebasin.errors import OnebasinError
+from onebasin.record import read_record
+from onebasin.report import markdown
 
 ROOT = Path(__file__).resolve().parent.parent
 _BEGIN, _END = "<!-- output of the example: begin (make docs) -->", "<!-- output of the example: end -->"
@@ -31,6 +35,17 @@ def cli_reference() -> str:
     rows += [(130, "interrupted"), (141, "the reader of the output closed it")]
     table = ["| code | meaning |", "| --- | --- |", *(f"| {code} | {meaning} |" for code, meaning in rows)]
     parts += ["## Exit codes", "\n".join(table)]
+    return "\n\n".join(parts) + "\n"
+
+
+def results() -> str:
+    """Return the whole of docs/results.md."""
+    parts = [
+        "# Results",
+        "Written by `make docs` from the records in [results/](results), which the commands below made; do not edit. "
+        "`onebasin report docs/results/compact.json -o page/` shows a record with its figures.",
+    ]
+    parts += [markdown(read_record(path)).rstrip() for path in sorted((ROOT / "docs" / "results").glob("*.json"))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -58,6 +73,7 @@ def pages() -> dict[Path, str]:
     front = ROOT / "README.md"
     return {
         ROOT / "docs" / "cli.md": cli_reference(),
+        ROOT / "docs" / "results.md": results(),
         front: readme(front.read_text(encoding="utf-8")),
     }
 

@@ -1,6 +1,6 @@
 """A Markov chain of networks becomes one posterior in the storage of two networks.
 
-Run it with `python examples/compact_posterior.py`; it takes a minute or two.
+Run it with `python examples/compact_posterior.py`; it takes some ten seconds.
 """
 
 import torch
@@ -14,13 +14,13 @@ def main() -> None:
     """Sample, align, fit, refine, and see what each form still predicts."""
     train, test = split(*digits(), test=0.5, seed=0)
     model = digits_mlp()
-    chains = ob.sample(model, train, "hmc", modes=2, draws=60, warmup=100, leapfrog=30, prior=0.3, epochs=20)
+    chains = ob.sample(model, train, "hmc", modes=2, draws=40, warmup=40, leapfrog=10, prior=0.3, epochs=20)
     symmetry = ob.discover(model, test[0][:2])
     fitted = ob.fit(ob.align(chains, symmetry).population, model=model)
-    refined = ob.refine(fitted, model, chains, train[0], steps=1000)
+    refined = ob.refine(fitted, model, chains, train[0], steps=500, draws=32)
 
     everything = ob.predict(model, chains, test[0], average=True)
-    forms = {"2 of the networks": chains[::60], "10 of the networks": chains[::12], "fit": fitted, "refined": refined}
+    forms = {"2 of the networks": chains[::40], "10 of the networks": chains[::8], "fit": fitted, "refined": refined}
     print(f"{len(chains)} networks; distance of the average predictive from theirs on held-out digits")
     for name, form in forms.items():
         predicted = ob.predict(model, form, test[0], average=True, draws=300)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import shutil
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -12,8 +13,8 @@ import pytest
 import onebasin
 from onebasin.calling import global_seed
 from onebasin.cli.main import group
+from tests.page_blocks import LANGUAGES, ROOT, appears, blocks, commands, run_command, run_python, shape
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = [
     path
@@ -21,6 +22,12 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*"))
     if path.is_file() and path.suffix in {".py", ".md", ".toml", ".txt", ".json", ""}
 ] + [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("*.t*")), ROOT / "Makefile"]
+RUN = [page for page in PAGES if any(block.language in ("python", "sh") for block in blocks(page))]
+FOREIGN = sorted({(page, block.needs) for page in RUN for block in blocks(page) if block.needs})
+
+
+def named(value: Path | str) -> str:
+    return value.relative_to(ROOT).as_posix() if isinstance(value, Path) else value
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +53,103 @@ def test_the_readme_example_runs_and_prints_what_the_readme_shows(generate: Modu
     assert text == fresh, "run make docs"
 
 
-def test_the_examples_about_metrics_run(capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(blocks) == 4
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored_imports: None) -> Path:
+    """An empty folder with the examples in it, as one has them beside the checkout."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run_page(page: Path, capsys: pytest.CaptureFixture[str], package: str = "") -> None:
+    """Run the blocks of a page in their order, those for another package only if it is this one."""
     names: dict[str, object] = {"__name__": "page"}
+    printed = ""
     with global_seed(0):
-        for block in blocks:
-            exec(compile(block, "docs/metrics.md", "exec"), names)
-    assert "auroc" in capsys.readouterr().out.lower()
+        for block in blocks(page):
+            if block.needs not in ("", package):
+                continue
+            if block.language in ("python", "setup"):
+                run_python(block, names)
+            elif block.language == "sh":
+                for words in commands(block):
+                    run_command(words)
+            elif block.note == "output":
+                assert appears(block.code, printed), f"{page.name} line {block.line}: printed was\n{printed}"
+            printed = capsys.readouterr().out or printed
+
+
+@pytest.mark.parametrize("page", RUN, ids=named)
+def test_the_blocks_of_a_page_run(page: Path, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_page(page, capsys)
+
+
+@pytest.mark.parametrize(("page", "package"), FOREIGN, ids=named)
+def test_blocks_for_other_packages_run_where_these_are_installed(
+    page: Path, package: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip(package)
+    run_page(page, capsys, package)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    notes = re.compile(r"(needs: \w+|output|output of examples/\w+\.py|output of the example: begin \(make docs\))?")
+    found = list(blocks(page))
+    assert {block.language for block in found} <= LANGUAGES
+    assert [block.note for block in found if not notes.fullmatch(block.note)] == []
+    assert page.read_text(encoding="utf-8").count("\n```") == 2 * sum(block.language != "setup" for block in found)
+
+
+BROKEN = {
+    "a python block": "```python\n1 / 0\n```\n",
+    "what is not shown": "<!-- setup:\nassert 1 > 2\n-->\n",
+    "a command that fails": "```sh\nonebasin discover nothing.py:model\n```\n",
+    "an option of a long command": "```sh\nonebasin reproduce compact --presto quick\n```\n",
+    "a part of a paper that is none": "```sh\nonebasin reproduce nothing\n```\n",
+    "an unknown program": "```sh\nrm -r all\n```\n",
+    "a target that make lacks": "```sh\nmake money\n```\n",
+    "a module that is not there": "```sh\npython -m benchmarks.nothing\n```\n",
+    "another output": '```python\nprint("loss 3.1")\n```\n\n<!-- output -->\n```text\ngain 3.1\n```\n',
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_page_is_noticed(name: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = workplace / "page.md"
+    page.write_text(f"# A page\n\n{BROKEN[name]}", encoding="utf-8")
+    with pytest.raises((AssertionError, ZeroDivisionError, click.UsageError)):
+        run_page(page, capsys)
+
+
+def test_blocks_of_a_page_share_names_and_errors_name_their_line(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = workplace / "page.md"
+    page.write_text("```python\nx = 3\n```\n\ntext\n\n```python\nprint(x + 1)\nx / 0\n```\n", encoding="utf-8")
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_page(page, capsys)
+    last = caught.traceback[-1]
+    assert (str(last.path), last.lineno + 1) == (str(page), 9)
+
+
+def test_numbers_of_an_output_may_differ_and_words_may_not() -> None:
+    assert shape("loss  -3.25 ->  1,000.5 (1e-05)") == ["loss # -> # (#)"]
+    assert appears("b 2\nc 3", "a 1\nb 7\nx\nc 9")
+    assert not appears("c 3\nb 2", "b 7\nc 9")
+
+
+def shown_code(page: Path) -> str:
+    return "\n".join(block.code for block in blocks(page) if block.language in ("python", "sh"))
+
+
+def test_one_page_shows_every_public_name_and_every_verb() -> None:
+    code = shown_code(ROOT / "docs" / "everything.md")
+    assert [name for name in onebasin.__all__ if f"ob.{name}" not in code] == []
+    assert [verb for verb in group.commands if f"onebasin {verb} " not in code] == []
+    for room in (onebasin.compact, onebasin.pruning):
+        words = [name for name in room.__all__ if name[0].islower() and name not in onebasin.__all__]
+        assert [name for name in words if f"{room.__name__.split('.')[1]}.{name}" not in code] == []
 
 
 def test_the_check_mode_reports_a_stale_page(
@@ -79,11 +175,19 @@ def test_every_command_has_help_and_is_shown(name: str) -> None:
     assert name in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def anchors(page: Path) -> set[str]:
+    """The headings of a page as GitHub names them in addresses."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
         if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+            goal = page.parent / target if target else page
+            assert goal.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in anchors(goal), f"{page.name} links to {target}#{anchor}"
 
 
 def test_public_nouns_stand_in_the_glossary() -> None:
