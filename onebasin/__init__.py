@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from onebasin.doorway import opened
 
 if TYPE_CHECKING:
+    __version__: str
     from onebasin import compact, errors, metrics, pruning
     from onebasin.align import (
         align,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
@@ -45,6 +46,8 @@ def opened(
     vars(module)["_functions"] = frozenset(name for name, room in home.items() if name == room.split(".")[0])
 
     def get(name: str) -> Any:
+        if name == "__version__":
+            return version(package)
         if name in rooms:
             return import_module(f"{package}.{rooms[name]}")
         if name not in home:

@@ -286,3 +286,5 @@ def test_a_function_with_the_name_of_its_room_is_what_one_gets() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         onebasin.nothing  # noqa: B018 - asking is the test
     assert set(onebasin.__all__) <= set(dir(onebasin))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert onebasin.__version__ == project["version"]

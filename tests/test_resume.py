@@ -45,6 +45,8 @@ def test_killed_ten_times_and_resumed_it_draws_the_same(method: str, tmp_path: P
 def test_control_c_keeps_every_finished_draw(tmp_path: Path) -> None:
     code = (
         "\n"
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it\n"
         "from tests.interrupted_run import *\n"
         "model, data = problem()\n"
         "told = lambda done, total, text: print(text, flush=True)\n"
