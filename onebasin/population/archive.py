@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -179,7 +180,8 @@ def _holds_network(name: str, where: str) -> bool:
 
 def _read(content: bytes, where: str, expected: Spec | None) -> State:
     try:
-        found: Mapping[str, Tensor] = load(content)
+        loaded: Mapping[str, Tensor] = load(content)
+        found = {name: loaded[name] for name in _stored_names(content)}
     except (SafetensorError, ValueError, KeyError) as error:
         raise StorageError(
             f"expected a whole safetensors file, but {where} ({len(content):,} bytes) is truncated or corrupt "
@@ -188,6 +190,16 @@ def _read(content: bytes, where: str, expected: Spec | None) -> State:
     if not found:
         raise StorageError(f"{where} holds no tensor: choose an archive with the weights of networks")
     return {own: found[stored] for own, stored in own_names(found, expected).items()}
+
+
+def _stored_names(content: bytes) -> list[str]:
+    """The names of a safetensors file in its own order; the library gives them in another one each time.
+
+    >>> _stored_names(save({"b": torch.zeros(1), "a": torch.zeros(1)}))
+    ['a', 'b']
+    """
+    length = int.from_bytes(content[:8], "little")
+    return [name for name in json.loads(content[8 : 8 + length]) if name != "__metadata__"]
 
 
 def stacked_archive(path: Path, expected: Spec | None = None) -> tuple[list[str], State]:
