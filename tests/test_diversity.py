@@ -12,8 +12,9 @@ from scipy.stats import pearsonr, spearmanr
 from torch import Tensor, nn
 
 from onebasin.diversity import Spread, diversity, measure
-from onebasin.diversity.spread import LEVELS, pearson, spearman
+from onebasin.diversity.spread import LEVELS
 from onebasin.errors import InputError
+from onebasin.metrics.concordance import pearson, spearman
 from onebasin.metrics.entropy import mutual_information
 from onebasin.metrics.pairs import mutual_information_of_pairs
 from onebasin.population import Population

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from onebasin.calling import global_seed
 from onebasin.diversity.correlating import correlation_of_pairs, mean_of_pairs
 from onebasin.errors import InputError
+from onebasin.examples.published import FilterResponseNorm, ResNet, optunet
 from onebasin.inference import sample
 from onebasin.population import Population
 from onebasin.record import Claim, Figure, Record, Section, Table, read_record
@@ -22,7 +23,7 @@ from onebasin.studies.symmetry import collapse, table
 from onebasin.studies.symmetry.crowds import hmc, problem, reference, starts, symmetry
 from onebasin.studies.symmetry.distances import gap_of_runs, pairs, run_share
 from onebasin.studies.symmetry.methods import METHODS, multi_mode, one_mode, runs_of
-from onebasin.studies.symmetry.networks import FilterResponseNorm, ResNet, optunet, problem_of
+from onebasin.studies.symmetry.networks import problem_of
 from onebasin.studies.symmetry.plan import SymmetryPlan, plan
 from onebasin.studies.symmetry.published import MEASURES, MULTI, ONE, column, published
 from onebasin.studies.symmetry.rows import Row, rows
@@ -79,13 +80,19 @@ STUDY = Study(
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench[SymmetryPlan]:
-    return Bench(TINY, 0, tmp_path_factory.mktemp("study") / "run")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench[SymmetryPlan], Record]:
+    bench = Bench(TINY, 0, tmp_path_factory.mktemp("study") / "run")
+    return bench, run_study(STUDY, bench, "onebasin reproduce symmetry")
 
 
 @pytest.fixture(scope="module")
-def record(bench: Bench[SymmetryPlan]) -> Record:
-    return run_study(STUDY, bench, "onebasin reproduce symmetry")
+def bench(run: tuple[Bench[SymmetryPlan], Record]) -> Bench[SymmetryPlan]:
+    return run[0]
+
+
+@pytest.fixture(scope="module")
+def record(run: tuple[Bench[SymmetryPlan], Record]) -> Record:
+    return run[1]
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
@@ -216,7 +223,7 @@ def test_optunet_has_the_orbit_of_the_paper() -> None:
 
 def test_a_residual_network_has_streams_and_inner_widths() -> None:
     with global_seed(0):
-        found = discover(ResNet(width=2, blocks=1).eval(), torch.rand(2, 3, 8, 8))
+        found = discover(ResNet(width=2, blocks=(1, 1, 1)).eval(), torch.rand(2, 3, 8, 8))
     assert [space.size for space in found.spaces] == [2, 2, 4, 4, 8, 8]
 
 
@@ -247,7 +254,7 @@ def test_filter_response_norm_forgets_scale(scale: float, seed: int) -> None:
 
 def test_a_residual_network_can_be_trained_side_by_side() -> None:
     with global_seed(0):
-        model = ResNet(width=2, blocks=1)
+        model = ResNet(width=2, blocks=(1, 1, 1))
     generator = torch.Generator().manual_seed(0)
     inputs, classes = torch.rand(20, 3, 8, 8, generator=generator), torch.arange(20) % 10
     crowd = sample(model, (inputs, classes), "ensemble", modes=2, epochs=1, batch=10, compile=False)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from onebasin.cli.options import debug, progress_bar
-from onebasin.record import Record
+from onebasin.record import Record, tally
 from onebasin.studies import Bench, Study, run_study
 
 PAPERS = {
@@ -100,11 +100,7 @@ def conducted(
 def verdicts(record: Record) -> str:
     """One line for each claim, and one with their numbers."""
     lines = [f"{claim.verdict}: {claim.text} Found: {claim.found}." for claim in record.claims]
-    counts = {
-        verdict: sum(claim.verdict == verdict for claim in record.claims)
-        for verdict in dict.fromkeys(claim.verdict for claim in record.claims)
-    }
-    return "\n".join([*lines, "", ", ".join(f"{number} {verdict}" for verdict, number in counts.items())])
+    return "\n".join([*lines, "", tally(record.claims)])
 
 
 def _command(paper: str, preset: str, seed: int) -> str:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from onebasin.calling import Inputs
 from onebasin.diversity.pairing import Pairs
 from onebasin.diversity.report import Diversity
-from onebasin.diversity.spread import pearson, spearman
 from onebasin.errors import InputError
+from onebasin.metrics.concordance import pearson, spearman
 from onebasin.metrics.entropy import mutual_information
 from onebasin.metrics.pairs import pairwise_mutual_information
 from onebasin.population import Population

@@ -65,36 +65,8 @@ def median(values: Tensor) -> float:
     return _quantile(values.double().sort().values, 0.5)
 
 
-def pearson(first: Tensor, second: Tensor) -> float | None:
-    """Correlation of two sets of numbers (n,), None where one of them does not vary.
-
-    >>> round(pearson(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0, 6.0])), 9)
-    1.0
-    """
-    a, b = (values.double() - values.double().mean() for values in (first, second))
-    size = float(a.norm() * b.norm())
-    # What is left of equal numbers after their mean is taken off is rounding.
-    varies = all(float(gap.norm()) > 1e-12 * float(own.norm()) for gap, own in ((a, first), (b, second)))
-    return max(-1.0, min(1.0, float(a @ b) / size)) if varies and size > 0 else None
-
-
-def spearman(first: Tensor, second: Tensor) -> float | None:
-    """Correlation of their ranks; equal numbers share their mean rank.
-
-    >>> round(spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 10.0, 100.0])), 9)
-    1.0
-    """
-    return pearson(_ranks(first), _ranks(second))
-
-
 def _quantile(ordered: Tensor, level: float) -> float:
     """Linear between neighbours (torch.quantile refuses more than 16 million numbers)."""
     place = level * (len(ordered) - 1)
     below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
     return float(below + (place - math.floor(place)) * (above - below))
-
-
-def _ranks(values: Tensor) -> Tensor:
-    _, place, counts = values.unique(return_inverse=True, return_counts=True)
-    ranks: Tensor = (counts.cumsum(0).double() - (counts.double() - 1) / 2)[place]
-    return ranks

@@ -1,4 +1,4 @@
-"""Do two rankings agree?"""
+"""Do two sets of numbers, or two rankings, agree?"""
 
 from __future__ import annotations
 
@@ -8,6 +8,39 @@ from torch import Tensor
 from onebasin.errors import InputError
 
 _CHUNK = 1 << 24  # pairs that are compared at a time
+
+
+def pearson(first: Tensor, second: Tensor) -> float | None:
+    """Correlation of two sets of numbers (n,), None where one of them does not vary.
+
+    >>> round(pearson(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0, 6.0])), 9)
+    1.0
+    """
+    a, b = (values.double() - values.double().mean() for values in (first, second))
+    size = float(a.norm() * b.norm())
+    # What is left of equal numbers after their mean is taken off is rounding.
+    varies = all(float(gap.norm()) > 1e-12 * float(own.norm()) for gap, own in ((a, first), (b, second)))
+    return max(-1.0, min(1.0, float(a @ b) / size)) if varies and size > 0 else None
+
+
+def spearman(first: Tensor, second: Tensor) -> float | None:
+    """Correlation of their ranks; equal numbers share their mean rank.
+
+    >>> round(spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 10.0, 100.0])), 9)
+    1.0
+    """
+    return pearson(ranks(first), ranks(second))
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Places of numbers (n,) in ascending order from 1 on, float64; equal numbers share their mean rank.
+
+    >>> ranks(torch.tensor([5.0, 1.0, 5.0]))
+    tensor([2.5000, 1.0000, 2.5000], dtype=torch.float64)
+    """
+    _, place, counts = values.unique(return_inverse=True, return_counts=True)
+    found: Tensor = (counts.cumsum(0).double() - (counts.double() - 1) / 2)[place]
+    return found
 
 
 def kendall_tau(first: Tensor, second: Tensor) -> Tensor:

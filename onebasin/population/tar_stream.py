@@ -61,7 +61,7 @@ class _Member(tarfile.TarInfo):
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
         try:
             return super().fromtarfile(archive)
-        except (tarfile.EOFHeaderError, tarfile.SubsequentHeaderError):  # type: ignore[attr-defined]
+        except (tarfile.EOFHeaderError, tarfile.SubsequentHeaderError):  # type: ignore[attr-defined]  # not in typeshed
             raise
         except tarfile.HeaderError as error:
             raise tarfile.ReadError(f"the head of a member is damaged: {error}") from error

@@ -3,7 +3,7 @@
 Nothing here needs torch, so that a report can be built from a stored record anywhere, years later.
 """
 
-from onebasin.record.claim import VERDICTS, Claim
+from onebasin.record.claim import VERDICTS, Claim, tally
 from onebasin.record.codec import decode, encode
 from onebasin.record.figure import Axis, Figure, Panel, Rule, Series
 from onebasin.record.record import Record, Section
@@ -27,5 +27,6 @@ __all__ = [
     "decode",
     "encode",
     "read_record",
+    "tally",
     "write_record",
 ]

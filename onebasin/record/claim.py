@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from onebasin.errors import InputError
@@ -32,3 +34,13 @@ class Claim:
             raise InputError(f"a verdict is one of {VERDICTS}, found {self.verdict!r}: give one of these")
         if self.verdict == VERDICTS[1] and not self.caveat:
             raise InputError(f"a claim that is {VERDICTS[1]} needs it in words: give caveat=")
+
+
+def tally(claims: Iterable[Claim]) -> str:
+    """How many claims got which verdict, in words.
+
+    >>> tally([Claim("a", "reproduced", "1"), Claim("b", "not reproduced", "2"), Claim("c", "reproduced", "3")])
+    '2 reproduced, 1 not reproduced'
+    """
+    counts = Counter(claim.verdict for claim in claims)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])

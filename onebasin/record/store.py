@@ -22,12 +22,17 @@ def write_record(record: Record, path: str | os.PathLike[str]) -> None:
     """
     file = Path(path)
     text = json.dumps({"format": FORMAT, "version": VERSION, "record": encode(record)}, indent=1, allow_nan=False)
-    part = file.with_name(f"{file.name}.part")
     try:
-        part.write_text(text + "\n", encoding="utf-8")
-        part.replace(file)
+        write_whole(file, text + "\n")
     except OSError as error:
         raise DiskError(f"{file} cannot be written ({error.strerror or error}): choose another folder") from error
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Write a file under another name first: it appears whole or not at all."""
+    part = file.with_name(f"{file.name}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(file)
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from onebasin.record import Cell, Column, Number, Record, Section, Table
+from onebasin.record import Cell, Column, Number, Record, Section, Table, tally
 from onebasin.report.cells import MISSING, best_rows, error_text, published_text, value_text
 from onebasin.report.escape import one_line
-from onebasin.report.verdicts import tally
 
 _SPECIAL = re.compile(r"([\\*_\[\]<>|#~$])")
 

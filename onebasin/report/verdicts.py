@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
-from onebasin.record import VERDICTS, Claim
+from onebasin.record import VERDICTS, Claim, tally
 from onebasin.report.escape import escape, prose
 
 _SIGNS = dict(zip(VERDICTS, (("good", "✓"), ("fair", "≈"), ("bad", "✗")), strict=True))
-
-
-def tally(claims: Sequence[Claim]) -> str:
-    """How many claims got which verdict, in words.
-
-    >>> tally([Claim("a", "reproduced", "1"), Claim("b", "not reproduced", "2"), Claim("c", "reproduced", "3")])
-    '2 reproduced, 1 not reproduced'
-    """
-    counts = Counter(claim.verdict for claim in claims)
-    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
 
 
 def badge(verdict: str) -> str:

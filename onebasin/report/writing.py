@@ -8,6 +8,7 @@ from pathlib import Path
 
 from onebasin.errors import DiskError, InputError
 from onebasin.record import Figure, Record
+from onebasin.record.store import write_whole
 from onebasin.report.escape import Names
 from onebasin.report.page import page
 from onebasin.report.pictures import save_figure
@@ -38,9 +39,7 @@ def write_report(records: Record | Sequence[Record], folder: str | os.PathLike[s
         goal.mkdir(parents=True, exist_ok=True)
         if figures:
             _save_figures(wanted, goal / FIGURES)
-        part = goal / f"{PAGE}.part"
-        part.write_text(page(wanted), encoding="utf-8")
-        part.replace(goal / PAGE)
+        write_whole(goal / PAGE, page(wanted))
     except OSError as error:
         raise DiskError(f"{goal} cannot be written ({error.strerror or error}): choose another folder") from error
     return goal / PAGE

@@ -90,12 +90,16 @@ class Bench(Generic[_Settings]):
 
         def made() -> Population:
             path = self.folder / "networks" / name
-            drawn = derived(self.seed, name) >> 32 if seed is None else seed  # 31 bits, which every generator takes
+            drawn = self.number(name) if seed is None else seed
             return sample(
                 model, data, method, seed=drawn, path=path, resume=path.exists(), progress=self.show, **options
             )
 
         return self.once(f"networks/{name}", made)
+
+    def number(self, *name: str | int) -> int:
+        """A seed for a purpose, where one is asked for: 31 bits, which every generator takes."""
+        return derived(self.seed, *name) >> 32
 
     def stream(self, *name: str | int) -> torch.Generator:
         """Random numbers for a purpose; the same whatever else was drawn."""

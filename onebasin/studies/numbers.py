@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from onebasin.assess.evaluation import Estimate
-from onebasin.record import Number
+from onebasin.record import Number, Series
 
 _SIGMAS = 2 * 1.959964  # an interval of 95 per cent is so many standard errors wide
 
@@ -41,3 +41,46 @@ def estimated(estimate: Estimate, scale: float = 1.0, published: float | None = 
     """A number with the standard error that its 95 % interval amounts to, in units of 1 / `scale`."""
     width = scale * (estimate.high - estimate.low) / _SIGMAS
     return Number(scale * estimate.value, width if math.isfinite(width) else None, published)
+
+
+def told(values: Sequence[float], digits: int = 3) -> str:
+    """The mean of runs and its standard error, in words.
+
+    >>> told([1.0, 3.0], 1), told([0.5])
+    ('2.0 ± 1.0', '0.500')
+    """
+    mean, error = mean_error(values)
+    return f"{mean:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
+def line(
+    name: str,
+    x: Sequence[float],
+    columns: Sequence[Sequence[float]],
+    *,
+    shade: int | None = None,
+    dashed: bool = False,
+    digits: int | None = None,
+) -> Series:
+    """Means of runs with a band of one standard error.
+
+    >>> line("loss", [1.0], [[2.0, 4.0]]).low
+    (2.0,)
+
+    Args:
+        name: in the legend.
+        x: places.
+        columns: the runs at each place.
+        shade: as in `Series`.
+        dashed: as in `Series`.
+        digits: after the point, so that long lines take little room in a record; None keeps all.
+    """
+
+    def short(value: float) -> float:
+        return value if digits is None else round(value, digits)
+
+    middles = [mean_error(column) for column in columns]
+    low = tuple(short(mean - (error or 0.0)) for mean, error in middles)
+    high = tuple(short(mean + (error or 0.0)) for mean, error in middles)
+    band = (low, high) if low != high else ((), ())
+    return Series(name, tuple(map(float, x)), tuple(short(mean) for mean, _ in middles), *band, dashed, shade)

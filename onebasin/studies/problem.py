@@ -49,13 +49,3 @@ def digits_problem(*hidden: int, seed: int = 0) -> Problem:
     """
     train, test = split(*digits(), test=0.25, seed=seed)
     return Problem("digits", mlp(64, *hidden, 10), train, test, photographs(), "patches of photographs")
-
-
-def resized(images: Tensor, side: int) -> Tensor:
-    """Square grey images (n, pixels) with `side` x `side` pixels: means over blocks.
-
-    >>> resized(Tensor([range(16)]), 2)
-    tensor([[ 2.5000,  4.5000, 10.5000, 12.5000]])
-    """
-    old = round(images.shape[1] ** 0.5)
-    return nn.functional.adaptive_avg_pool2d(images.reshape(-1, 1, old, old), side).flatten(1)

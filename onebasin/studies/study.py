@@ -21,7 +21,8 @@ from onebasin.record.store import FILE
 from onebasin.studies.bench import Bench, Watch
 
 _PACKAGES = ("onebasin", "torch", "numpy", "scipy", "scikit-learn")
-_PLAN = "plan.json"  # marks the folder of a run, and says of which
+PARTS = "parts"  # folder of the parts that are done
+PLAN = "plan.json"  # marks the folder of a run, and says of which
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def run_study(
                 section = part.run(bench)
             seconds = time.perf_counter() - began
             again = f"{command} --only {part.name}"
-            _keep(bench.folder, replace(section, name=part.name, command=again, seconds=seconds))
+            _keep(bench.folder, part, replace(section, name=part.name, command=again, seconds=seconds))
             tell(f"{part.name}: done in {seconds:.0f} s")
     sections = [kept for part in study.parts if (kept := _kept(bench.folder, part)) is not None]
     record = Record(
@@ -120,12 +121,12 @@ def _claim_folder(study: Study, bench: Bench[Any], fresh: bool) -> None:
     folder = bench.folder
     make_folder(folder)
     wanted = {"study": study.name, **bench.plan.settings(), "seed": bench.seed, "torch": version("torch")}
-    file = folder / _PLAN
+    file = folder / PLAN
     ours = file.is_file()
     if not ours and any(folder.iterdir()):
         raise InputError(f"{folder} holds something else than a run of onebasin: choose another --output")
     if ours and fresh:
-        for below in ("parts", "networks"):
+        for below in (PARTS, "networks"):
             shutil.rmtree(folder / below, ignore_errors=True)
         (folder / FILE).unlink(missing_ok=True)  # of the run that is forgotten
     if not ours or fresh:
@@ -144,12 +145,12 @@ def _claim_folder(study: Study, bench: Bench[Any], fresh: bool) -> None:
 
 
 def _file(folder: Path, part: Part) -> Path:
-    return folder / "parts" / f"{part.name}.json"
+    return folder / PARTS / f"{part.name}.json"
 
 
-def _keep(folder: Path, section: Section) -> None:
+def _keep(folder: Path, part: Part, section: Section) -> None:
     """Write a finished section; it appears whole or not at all."""
-    file = folder / "parts" / f"{section.name}.json"
+    file = _file(folder, part)
     make_folder(file.parent)
     text = json.dumps(encode(section), allow_nan=False)
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -157,16 +158,21 @@ def _keep(folder: Path, section: Section) -> None:
 
 
 def _kept(folder: Path, part: Part) -> Section | None:
-    """A section that was finished before; None where it was not, or where its file is damaged or of another version."""
+    """A section that was finished before; None where it was not, or where its file is damaged."""
+    return read_part(_file(folder, part))
+
+
+def read_part(file: Path) -> Section | None:
+    """A finished section; None where there is none, or where the file is damaged or of another version."""
     try:
-        digest, text = _file(folder, part).read_text(encoding="utf-8").split("\n", 1)
+        digest, text = file.read_text(encoding="utf-8").split("\n", 1)
     except (OSError, ValueError):
         return None
     text = text.rstrip("\n")
     if hashlib.sha256(text.encode()).hexdigest() != digest:
         return None
     try:
-        section: Section = decode(json.loads(text), Section, part.name)
+        section: Section = decode(json.loads(text), Section, file.stem)
     except (StorageError, InputError):
         return None
     return section

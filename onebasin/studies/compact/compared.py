@@ -9,7 +9,6 @@ from torch import Tensor
 
 from onebasin.align import align
 from onebasin.compact import refine
-from onebasin.inference.seeds import derived
 from onebasin.population import Population
 from onebasin.posterior import Posterior, fit
 from onebasin.predict.predicting import predict
@@ -44,7 +43,7 @@ def scores(bench: Runs) -> dict[str, list[Score]]:
         reference, other_half = (
             _predictive(bench, f"{run}-{part}", own) for part, own in (("all", samples), ("half", samples[half:]))
         )
-        drawn = derived(bench.seed, "draws", seed) >> 32
+        drawn = bench.number("draws", seed)
         for number, (name, crowd) in enumerate(_crowds(bench, seed)):
             bench.show(number + seed * _ROWS, plan.seeds * _ROWS, f"judging {name}")
             goal = other_half if name == HALVES else reference
@@ -82,7 +81,7 @@ def _of_hmc(bench: Runs, samples: Population, seed: int) -> Iterator[tuple[str, 
     yield "HMC: consensus", fitted
     yield "HMC: low rank", fit(frame, "low-rank", rank=min(RANK, len(samples) - 1), model=problem.model)
     if steps:
-        drawn = derived(bench.seed, "refine", seed) >> 32
+        drawn = bench.number("refine", seed)
         yield (
             REFINED,
             refine(fitted, problem.model, samples, problem.train[0], steps=steps, seed=drawn, progress=bench.show),

@@ -7,7 +7,6 @@ from typing import Any
 
 from onebasin.align import align
 from onebasin.inference import approximate
-from onebasin.inference.seeds import derived
 from onebasin.population import Population
 from onebasin.posterior import Posterior, fit, load_posterior
 from onebasin.studies.compact.setting import Runs, Setting, setting
@@ -72,7 +71,7 @@ def variational(bench: Runs, seed: int) -> Posterior:
                 "rate": plan.vi_rate,
                 "prior": plan.prior,
             }
-            drawn = derived(bench.seed, "vi", seed) >> 32
+            drawn = bench.number("vi", seed)
             found = approximate(problem.model, problem.train, "vi", seed=drawn, progress=bench.show, **settings)
             found.save(file)
         return load_posterior(file)

@@ -9,9 +9,8 @@ from onebasin.record import Axis, Claim, Column, Figure, Panel, Section, Series,
 from onebasin.studies.compact import published
 from onebasin.studies.compact.paths import POINTS, Followed, Path, average, followed
 from onebasin.studies.compact.setting import Runs, Setting, setting
-from onebasin.studies.compact.spread import line, told
 from onebasin.studies.compact.verdicts import falls
-from onebasin.studies.numbers import measured
+from onebasin.studies.numbers import line, measured, told
 from onebasin.studies.study import Part
 
 NAME, TITLE = "dynamics", "Is there a mountain between two independently trained networks, and does rebasin remove it?"
@@ -102,7 +101,7 @@ def _published_middle() -> tuple[float, float]:
 
 def _last(found: Sequence[Followed]) -> Figure:
     def ours(name: str, paths: Sequence[Path], shade: int) -> Series:
-        return line(name, _GRID, list(zip(*(path.loss for path in paths), strict=True)), shade)
+        return line(name, _GRID, list(zip(*(path.loss for path in paths), strict=True)), shade=shade)
 
     series = (
         ours("as trained", [own.before[-1] for own in found], 0),

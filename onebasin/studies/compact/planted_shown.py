@@ -8,8 +8,7 @@ from statistics import fmean
 from onebasin.record import Axis, Column, Figure, Number, Panel, Rule, Series, Table
 from onebasin.studies.compact import published
 from onebasin.studies.compact.planted import Faster, Row
-from onebasin.studies.compact.spread import line
-from onebasin.studies.numbers import measured
+from onebasin.studies.numbers import line, measured
 
 CLOSE = 0.015  # of all units: how near a published number of transpositions has to be to stand beside ours
 Rows = list[list[Row]]  # run -> one row for each number of transpositions

@@ -10,9 +10,8 @@ from onebasin.record import Axis, Cell, Claim, Column, Figure, Panel, Section, S
 from onebasin.studies.compact import published
 from onebasin.studies.compact.pruned import BORROWED, CRITERIA, Curves, Key, area, curves
 from onebasin.studies.compact.setting import Runs, Setting, setting
-from onebasin.studies.compact.spread import line, told
 from onebasin.studies.compact.verdicts import CAVEAT, graded, smaller
-from onebasin.studies.numbers import measured
+from onebasin.studies.numbers import line, measured, told
 from onebasin.studies.study import Part
 
 NAME, TITLE = "pruning", "Does a weight's uncertainty tell whether it may be pruned?"
@@ -57,7 +56,7 @@ def _text(here: Setting, found: Curves) -> tuple[str, ...]:
 
 
 def _series(found: Curves, key: Key, name: str, shade: int) -> Series:
-    return line(name, _KEPT, list(zip(*found[key], strict=True)), shade)
+    return line(name, _KEPT, list(zip(*found[key], strict=True)), shade=shade)
 
 
 def _dashed(name: str, shade: int) -> Series:

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from onebasin.align import match, match_activations, transpositions
 from onebasin.inference.runs.start import fresh
-from onebasin.inference.seeds import derived
 from onebasin.predict import losses
 from onebasin.state import State
 from onebasin.studies.bench import Bench
@@ -74,7 +73,7 @@ class Setting:
 
     def start(self, bench: Runs, *name: str | int) -> State:
         """A fresh network with torch's own initialisation."""
-        return fresh(self.problem.model, derived(bench.seed, *name) >> 32, 0)
+        return fresh(self.problem.model, bench.number(*name), 0)
 
 
 def setting(bench: Runs, units: int | None = None) -> Setting:

@@ -16,9 +16,8 @@ from onebasin.studies.compact import published
 from onebasin.studies.compact.crowds import forms, hmc, variational
 from onebasin.studies.compact.mixing import weight_mixing
 from onebasin.studies.compact.setting import Runs, Setting, setting
-from onebasin.studies.compact.spread import told
 from onebasin.studies.compact.verdicts import graded, smaller
-from onebasin.studies.numbers import measured
+from onebasin.studies.numbers import measured, told
 from onebasin.studies.study import Part
 
 NAME, TITLE = "sigma", "How uncertain is every single weight, and how much of that is the prior?"

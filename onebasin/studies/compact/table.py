@@ -11,9 +11,8 @@ from onebasin.studies.compact.compared import HALVES, OURS, REFINED, scores
 from onebasin.studies.compact.mixing import mixing_table
 from onebasin.studies.compact.scores import Score
 from onebasin.studies.compact.setting import Runs, Setting, setting
-from onebasin.studies.compact.spread import line, told
 from onebasin.studies.compact.verdicts import CAVEAT, NOT, POINTS, REPRODUCED, VARIATION, close, falls, graded, smaller
-from onebasin.studies.numbers import measured
+from onebasin.studies.numbers import line, measured, told
 from onebasin.studies.study import Part
 
 NAME, TITLE = "table", "How much of a posterior is left in one mean and one standard deviation per weight?"

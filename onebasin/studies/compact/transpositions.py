@@ -13,8 +13,8 @@ from onebasin.studies.compact import published
 from onebasin.studies.compact.planted import Faster, compared, faster, pairs
 from onebasin.studies.compact.planted_shown import CLOSE, Rows, columns_of, planted_figure, planted_table, rates_table
 from onebasin.studies.compact.setting import Runs, Setting, setting
-from onebasin.studies.compact.spread import told
 from onebasin.studies.compact.verdicts import CAVEAT, SURE, graded, grows, survives
+from onebasin.studies.numbers import told
 from onebasin.studies.study import Part
 
 _STRANGERS = 31  # networks that are matched to the next one

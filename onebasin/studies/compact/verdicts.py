@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import fmean
 
+import torch
+
+from onebasin.metrics.concordance import spearman
 from onebasin.record import VERDICTS
 from onebasin.studies.numbers import mean_error
 
@@ -81,24 +83,18 @@ def grows(x: Sequence[float], curves: Sequence[Sequence[float]]) -> tuple[str, l
     Returns:
         The verdict, and Spearman's rank correlation of each curve.
 
-    >>> grows([1, 2, 3], [[0.1, 0.2, 0.3]]), grows([1, 2, 3], [[0.3, 0.2, 0.1]])[0]
-    (('reproduced', [1.0]), 'not reproduced')
+    >>> verdict, [found] = grows([1, 2, 3], [[0.1, 0.2, 0.3]])
+    >>> verdict, round(found, 9), grows([1, 2, 3], [[0.3, 0.2, 0.1]])[0]
+    ('reproduced', 1.0, 'not reproduced')
     """
     found = [rank_correlation(x, curve) for curve in curves]
     return graded(min(found) >= 0.9, fmean(found) >= 0.5), found
 
 
 def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Spearman's rank correlation; equal values share their mean rank.
+    """Spearman's rank correlation; 0 where one of them does not vary.
 
-    >>> rank_correlation([1, 2, 3, 4], [1, 3, 2, 4])
-    0.8
+    >>> round(rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]), 9), rank_correlation([1, 2], [3, 3])
+    (0.8, 0.0)
     """
-    a, b = _centred_ranks(x), _centred_ranks(y)
-    norm = math.sqrt(math.fsum(rank**2 for rank in a) * math.fsum(rank**2 for rank in b))
-    return math.fsum(left * right for left, right in zip(a, b, strict=True)) / norm if norm else 0.0
-
-
-def _centred_ranks(values: Sequence[float]) -> list[float]:
-    ranks = [sum(other < value for other in values) + sum(other == value for other in values) / 2 for value in values]
-    return [rank - fmean(ranks) for rank in ranks]
+    return spearman(*(torch.tensor(values, dtype=torch.float64) for values in (x, y))) or 0.0

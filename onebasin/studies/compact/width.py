@@ -10,16 +10,14 @@ from torch import Tensor
 
 from onebasin import metrics
 from onebasin.align import align
-from onebasin.inference.seeds import derived
 from onebasin.posterior import fit
 from onebasin.predict.predicting import predict
 from onebasin.record import Axis, Cell, Claim, Column, Figure, Number, Panel, Section, Series, Table
 from onebasin.studies.compact import published
 from onebasin.studies.compact.crowds import forms
 from onebasin.studies.compact.setting import Runs, Setting, setting
-from onebasin.studies.compact.spread import line, told
 from onebasin.studies.compact.verdicts import CAVEAT, POINTS, VARIATION, close, graded
-from onebasin.studies.numbers import measured
+from onebasin.studies.numbers import line, measured, told
 from onebasin.studies.study import Part
 
 NAME, TITLE = "width", "How wide must networks be for the compact form of an ensemble to work?"
@@ -69,7 +67,7 @@ def _of_one(bench: Runs, units: int, seed: int) -> dict[str, Kept]:
     consensus = align(own.samples, here.symmetry, progress=bench.show).population
     members = predict(model, own.samples, inputs, average=True)
     posteriors = {"q_d": own.raw, "q_r": own.rebased, "consensus": fit(consensus, model=model)}
-    drawn = derived(bench.seed, "draws", seed) >> 32
+    drawn = bench.number("draws", seed)
 
     def right(predictive: Tensor) -> float:
         return float(metrics.accuracy(predictive, targets))
@@ -107,7 +105,7 @@ def _figure(found: Found) -> Figure:
 
     def ours(name: str, shade: int, right: bool) -> Series:
         columns = [[100 * own.right if right else own.variation for own in found[units][name]] for units in widths]
-        return line(_WORDS[name], widths, columns, shade)
+        return line(_WORDS[name], widths, columns, shade=shade)
 
     members = [[100 * own.members for own in found[units]["q_r"]] for units in widths]
     x = Axis("hidden units", scale="log")
@@ -136,7 +134,7 @@ def _figure(found: Found) -> Figure:
                 Axis("test accuracy (%)"),
                 (
                     *(ours(name, shade, right=True) for shade, name in enumerate(_FORMS)),
-                    line("members", widths, members, 3),
+                    line("members", widths, members, shade=3),
                     *points,
                 ),
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onebasin.record import VERDICTS, Section
+from onebasin.record import VERDICTS, Section, tally
 
 TERMS = {
     "agreement": "Share of inputs for which two average predictives choose the same class.",
@@ -32,8 +32,6 @@ TERMS = {
 def summarise(sections: Sequence[Section]) -> list[str]:
     """How many claims hold, those that do not, and the answer of each part."""
     claims = [claim for section in sections for claim in section.claims]
-    counts = [sum(claim.verdict == verdict for claim in claims) for verdict in VERDICTS]
-    told = ", ".join(f"{count} {verdict}" for count, verdict in zip(counts, VERDICTS, strict=True) if count)
     failed = [f"Not reproduced: {claim.text} Found: {claim.found}." for claim in claims if claim.verdict == VERDICTS[2]]
     answers = [section.text[0] for section in sections]
-    return [f"Of {len(claims)} claims: {told}.", *failed, *answers] if claims else answers
+    return [f"Of {len(claims)} claims: {tally(claims)}.", *failed, *answers] if claims else answers

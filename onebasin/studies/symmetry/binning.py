@@ -1,15 +1,13 @@
-"""Many values as few numbers for figures: counts in bins of one and two dimensions, means with their errors."""
+"""Many values as few numbers for figures: counts in bins of one and two dimensions."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from onebasin.record import Axis, Panel, Rule, Series
-from onebasin.studies.numbers import mean_error
 
 
 def edges(low: float, high: float, bins: int) -> tuple[float, ...]:
@@ -33,18 +31,6 @@ def counts(values: Tensor, places: tuple[float, ...]) -> Tensor:
 def histogram(name: str, values: Tensor, places: tuple[float, ...], *, shade: int | None = None) -> Series:
     """Values as a series of a histogram."""
     return Series(name, places, tuple(map(float, counts(values, places).tolist())), shade=shade)
-
-
-def means(name: str, x: Sequence[float], runs: Sequence[Sequence[float]], *, dashed: bool = False) -> Series:
-    """Mean over runs at every place, with ends one standard error away.
-
-    >>> means("loss", [1.0], [[2.0, 4.0]]).low
-    (2.0,)
-    """
-    found = [mean_error(values) for values in runs]
-    low = tuple(round(mean - (error or 0), 6) for mean, error in found)
-    high = tuple(round(mean + (error or 0), 6) for mean, error in found)
-    return Series(name, tuple(map(float, x)), tuple(round(mean, 6) for mean, _ in found), low, high, dashed)
 
 
 def heat(title: str, x: Tensor, y: Tensor, places: tuple[float, ...], axes: tuple[Axis, Axis], *rules: Rule) -> Panel:

@@ -17,8 +17,8 @@ from onebasin.population import Population
 from onebasin.predict.predicting import predict
 from onebasin.record import Axis, Claim, Column, Figure, Number, Panel, Rule, Section, Series, Table
 from onebasin.studies.bench import Bench
-from onebasin.studies.numbers import mean_error, measured
-from onebasin.studies.symmetry.binning import edges, histogram, means
+from onebasin.studies.numbers import line, mean_error, measured
+from onebasin.studies.symmetry.binning import edges, histogram
 from onebasin.studies.symmetry.crowds import training
 from onebasin.studies.symmetry.plan import SymmetryPlan
 from onebasin.studies.symmetry.scaled import scaled, scales_of
@@ -182,7 +182,7 @@ def _profile(groups: Sequence[Group]) -> Figure:
     counted = tuple(
         histogram(group.name, torch.tensor(group.excess), places, shade=shade) for shade, group in enumerate(groups)
     )
-    bars = means("", range(len(groups)), [group.excess for group in groups])
+    bars = line("", range(len(groups)), [group.excess for group in groups], digits=6)
     names = tuple(f"{group.decay:g}" for group in groups)
     heavier = sum(bool((group.before > group.after).all()) for group in groups)
     diagonal = Rule("as light as possible", direction="diagonal")

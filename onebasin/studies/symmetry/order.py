@@ -13,8 +13,7 @@ from onebasin.metrics import kendall_tau
 from onebasin.population import Population
 from onebasin.record import Axis, Claim, Column, Figure, Number, Panel, Rule, Section, Table
 from onebasin.studies.bench import Bench
-from onebasin.studies.numbers import mean_error
-from onebasin.studies.symmetry.binning import means
+from onebasin.studies.numbers import line, mean_error
 from onebasin.studies.symmetry.crowds import problem, symmetry
 from onebasin.studies.symmetry.plan import SymmetryPlan
 
@@ -132,7 +131,7 @@ def _rates(swaps: Tensor, plan: SymmetryPlan) -> list[Rate]:
 
 def _figure(swaps: dict[str, Tensor], plan: SymmetryPlan) -> Figure:
     series = tuple(
-        means(name, range(2, table.shape[1] + 2), table.T.tolist(), dashed=place > 0)
+        line(name, range(2, table.shape[1] + 2), table.T.tolist(), dashed=place > 0, digits=6)
         for place, (name, table) in enumerate(swaps.items())
     )
     falls = tuple(

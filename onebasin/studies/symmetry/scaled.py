@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import nn
 
 from onebasin.calling import global_seed
+from onebasin.examples import optunet
 from onebasin.studies.bench import Bench
 from onebasin.studies.problem import Problem
 from onebasin.studies.symmetry import crowds
@@ -20,17 +21,7 @@ def convnet() -> nn.Sequential:
     >>> sum(weight.numel() for weight in convnet().parameters())
     168
     """
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 8, 8)),
-        nn.Conv2d(1, 2, 3, bias=False),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(2, 10, 2, groups=2, bias=False),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(10, 10),
-    )
+    return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), *optunet(first=3, pool=2, second=2))
 
 
 def scaled(bench: Bench[SymmetryPlan]) -> dict[str, Problem]:

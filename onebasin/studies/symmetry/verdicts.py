@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import torch
-from torch import Tensor
 
+from onebasin.metrics.concordance import ranks
 from onebasin.record import VERDICTS
 from onebasin.studies.numbers import mean_error
 
@@ -145,7 +145,8 @@ def correlation(measure: str, distances: Sequence[float], values: Sequence[float
     >>> correlation("accuracy", [1, 2, 3, 4, 5, 6], [9, 8, 6, 5, 4, 1]).rho
     -1.0
     """
-    x, y = (_centred_ranks(column) for column in (distances, values))
+    x, y = (ranks(torch.tensor(column, dtype=torch.float64)) for column in (distances, values))
+    x, y = x - x.mean(), y - y.mean()
     size = float((x.square().sum() * y.square().sum()).sqrt())
     if size == 0:
         return Correlation(measure, 0.0, 1.0)
@@ -155,12 +156,6 @@ def correlation(measure: str, distances: Sequence[float], values: Sequence[float
     drawn = y[orders] @ x / size
     p = (1 + int((drawn.abs() >= abs(rho) - ROUNDING).sum())) / (1 + EXCHANGES)
     return Correlation(measure, round(rho, 10), p)
-
-
-def _centred_ranks(column: Sequence[float]) -> Tensor:
-    """Ranks around 0; equal values share theirs."""
-    values = torch.tensor(column, dtype=torch.float64)
-    return (values[:, None] > values).double().sum(1) - (values[:, None] < values).double().sum(1)
 
 
 def no_clear_correlation(correlations: Sequence[Correlation]) -> tuple[str, list[str]]:
