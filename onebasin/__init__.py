@@ -10,7 +10,7 @@ from onebasin.doorway import opened
 
 if TYPE_CHECKING:
     __version__: str
-    from onebasin import compact, errors, metrics, pruning
+    from onebasin import cluster, compact, errors, metrics, pruning
     from onebasin.align import (
         align,
         balance,
@@ -42,6 +42,7 @@ _HOMES = {
         "match_activations", "merge", "transpositions",
     ),
     "assess": ("evaluate",),
+    "cluster": ("[cluster]",),
     "compact": ("[compact]", "refine"),
     "discrepancy": ("discrepancy",),
     "diversity": ("diversity",),
@@ -72,6 +73,7 @@ __all__ = [
     "barrier",
     "barrier_report",
     "canonicalise",
+    "cluster",
     "compact",
     "diagnose",
     "discover",

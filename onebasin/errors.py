@@ -4,7 +4,7 @@ Every message says what was expected, what was found, where, and what to do. The
 its message and its `exit_code`; codes 1 and 2 belong to Python and to the option parser.
 
     >>> sorted(kind.exit_code for kind in OnebasinError.__subclasses__())
-    [4, 5, 6, 7, 8, 9, 10, 11]
+    [4, 5, 6, 7, 8, 9, 10, 11, 12]
 """
 
 from __future__ import annotations
@@ -64,3 +64,9 @@ class ModelError(OnebasinError):
     """Which model do you mean? The file, the factory in it, or what the factory returned is not usable."""
 
     exit_code = 11
+
+
+class ClusterError(OnebasinError):
+    """Where can this run? Workers die again and again, or a cluster cannot be reached."""
+
+    exit_code = 12

@@ -133,7 +133,7 @@ def spec_from_json(text: str) -> Spec:
             str(name): TensorSpec(tuple(int(size) for size in entry["shape"]), _dtype(entry["dtype"]))
             for name, entry in json.loads(text).items()
         }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SpecError(
             f'expected a JSON object of {{name: {{"shape": [...], "dtype": "..."}}}}, found one that is not ({error}): '
             "write it again with spec_to_json"

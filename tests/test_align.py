@@ -1,6 +1,7 @@
 """Aligning crowds: one frame, one function each, nothing lost."""
 
 import itertools
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 import onebasin as ob
 from onebasin.align.crowd import consensus as consensus_room
 from onebasin.align.crowd import journal as journal_room
-from onebasin.align.crowd.align import align
+from onebasin.align.crowd.align import Alignment, align
 from onebasin.align.pair.match import match
 from onebasin.align.scale.balance import balance
 from onebasin.errors import InputError, SpecError, StorageError
+from onebasin.population import parting
 from onebasin.symmetry import Element
 
 from .models import BATTERY
@@ -241,7 +243,8 @@ def test_workers_change_nothing(symmetry: ob.Symmetry) -> None:
 def test_a_population_on_disk_is_read_in_blocks(
     symmetry: ob.Symmetry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Larger than memory: no more than one chunk of members is ever joined, and the result is written."""
+    """Larger than memory: no more than one block of members is ever joined, and the result is written."""
+    monkeypatch.setattr(parting, "block_members", lambda spec: 16)  # here they are small
     crowd(symmetry, 64).save(tmp_path / "raw")
     population = ob.Population.open(tmp_path / "raw")
     expected = align(population, symmetry, sweeps=2)
@@ -329,8 +332,8 @@ def test_refusals(symmetry: ob.Symmetry, tmp_path: Path) -> None:
     population = crowd(symmetry, 3)
     with pytest.raises(InputError, match=r"no option 'tolerence'.*did you mean 'tolerance'"):
         align(population, symmetry, tolerence=0.1)
-    for wrong in ({"workers": -3}, {"sweeps": 0}, {"tolerance": -1.0}, {"tolerance": float("nan")}):
-        with pytest.raises(InputError, match="at least 1 and a tolerance"):
+    for wrong in ({"workers": 0}, {"sweeps": 0}, {"tolerance": -1.0}, {"tolerance": float("nan")}):
+        with pytest.raises(InputError, match=r"at least 1 (worker|sweep)"):
             align(population, symmetry, **wrong)
     with pytest.raises(InputError, match='belong to by="activations"'):
         align(population, symmetry, kind="centred")
@@ -376,3 +379,36 @@ def test_a_chunk_that_loses_is_repeated_one_by_one(symmetry: ob.Symmetry, monkey
     monkeypatch.setattr(consensus_room, "_CHUNKS", 1)
     found = align(crowd(symmetry, 12), symmetry, tolerance=0.0)
     assert all(b >= a - 1e-9 for a, b in itertools.pairwise(found.history))
+
+
+def test_a_run_that_dies_behind_its_last_network_is_finished(symmetry: ob.Symmetry, tmp_path: Path) -> None:
+    """The networks are written, what `finish` should write is not: the same call finishes, and moves nothing again."""
+    population, path = crowd(symmetry, 5), tmp_path / "out"
+
+    def die(found: Alignment) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        align(population, symmetry, path=path, finish=die)
+    before = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
+    told: list[Alignment] = []
+    found = align(population, symmetry, path=path, finish=told.append)
+    assert told == [found] and not (tmp_path / "out.journal").exists()
+    assert before == {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
+    undisturbed = align(population, symmetry, path=tmp_path / "other")
+    for name in population.names:
+        assert torch.equal(found.population.tensor(name), undisturbed.population.tensor(name))
+
+
+def test_other_networks_are_not_taken_for_those_of_an_interrupted_run(symmetry: ob.Symmetry, tmp_path: Path) -> None:
+    population, path = crowd(symmetry, 5), tmp_path / "out"
+
+    def die(found: Alignment) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        align(population, symmetry, path=path, finish=die)
+    shutil.rmtree(path)
+    population.save(path)
+    with pytest.raises(InputError, match="expected a new or empty folder"):
+        align(population, symmetry, path=path)

@@ -247,7 +247,6 @@ def test_an_interrupted_alignment_goes_on(run: Run, shop: Shop, monkeypatch: pyt
     one, two = Population.open(shop / "whole"), Population.open(shop / "parts")
     assert all(torch.equal(one.tensor(name), two.tensor(name)) for name in one.names)
     records = [json.loads((shop / name / "alignment.json").read_text()) for name in ("whole", "parts")]
-    assert records[0].pop("history") == pytest.approx(records[1].pop("history"), rel=1e-12)  # sums in another order
     assert records[0] == records[1]
     assert not list(shop.folder.glob("*.journal"))
 

@@ -42,15 +42,15 @@ def test_separate_groups_are_found(size: int, count: int) -> None:
     assert found.inertia == pytest.approx(inertia(rows, labels))
 
 
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 999), count=st.integers(2, 6))
-def test_overlapping_groups_are_split_as_well_as_by_scikit_learn(seed: int, count: int) -> None:
-    rows, _ = groups(50, 3, count, 2.0, seed)
-    found = found_in(rows, count, restarts=30)
-    other = KMeans(count, n_init=30, random_state=seed).fit(rows.numpy())
-    assert found.inertia == pytest.approx(inertia(rows, found.labels))
-    # Both are local optima of many starts; ours may be better, and may miss the best by a restart's luck.
-    assert found.inertia <= 1.02 * other.inertia_
+def test_overlapping_groups_are_split_as_well_as_by_scikit_learn() -> None:
+    """Both are local optima of 30 starts, and either may be luckier: by 0.8 % in one case, 0.1 % in the mean of 40."""
+    ratios = []
+    for seed in range(40):
+        rows, _ = groups(50, 3, 2 + seed % 5, 2.0, seed)
+        found = found_in(rows, 2 + seed % 5, restarts=30)
+        assert found.inertia == pytest.approx(inertia(rows, found.labels))
+        ratios.append(found.inertia / KMeans(2 + seed % 5, n_init=30, random_state=seed).fit(rows.numpy()).inertia_)
+    assert abs(sum(ratios) / len(ratios) - 1) < 0.005
 
 
 @settings(max_examples=15, deadline=None)

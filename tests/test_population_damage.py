@@ -1,16 +1,25 @@
 """Damaged, foreign and missing files: each is named, with a remedy."""
 
+import json
+import os
 import random
 import shutil
+import sys
+from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onebasin.errors import SpecError, StorageError
-from onebasin.population import Population, folder_problems
-from onebasin.population.tensor_file import fold
+from onebasin import fit
+from onebasin.errors import OnebasinError, SpecError, StorageError
+from onebasin.population import Population, inspect_population, tensor_file
+from onebasin.population.checksum import fold
+from onebasin.population.columns import read_columns
+from onebasin.population.findings import sentences
+from onebasin.population.inspection import inspect_file
+from onebasin.population.tensor_file import read_header
 from onebasin.state import TensorSpec
 
 SPEC = {"w": TensorSpec((2, 3), torch.float32), "n": TensorSpec((), torch.int64)}
@@ -62,7 +71,7 @@ def test_a_damaged_shard_is_named_with_a_remedy(tmp_path, kind):
             Population.open(path)
     with pytest.raises(StorageError, match=rf"{victim.name} had .* bytes .* restore it"):
         before.stacked()
-    (problem,) = folder_problems(tmp_path / "p")
+    (problem,) = sentences(inspect_population(tmp_path / "p"))
     assert victim.name in problem
     assert before.check() == [problem]
     victim.unlink()  # the remedy works
@@ -75,12 +84,66 @@ def test_a_flipped_bit_is_found_by_check(tmp_path):
     write(tmp_path / "p", range(4), shard_members=2)
     victim = shards(tmp_path / "p")[0]
     damage(victim, "bit")
-    (problem,) = Population.open(tmp_path / "p").check()
+    (problem,) = sentences(inspect_population(tmp_path / "p"))
     assert victim.name in problem
     assert "does not match its checksum" in problem
     assert "restore the file" in problem
-    (alone,) = Population.open(victim).check()
+    (alone,) = sentences([inspect_file(victim)])
     assert alone == problem
+
+
+def flip_weight(path, name="w"):
+    """Change one bit of a weight, and nothing that is read when a population is opened."""
+    content = bytearray(path.read_bytes())
+    content[read_header(path).entries[name].offset] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda crowd: crowd.stacked(),
+        lambda crowd: crowd.tensor("w"),
+        lambda crowd: crowd.member(3),
+        lambda crowd: list(crowd.blocks(1)),
+        lambda crowd: crowd[[3, 0]].stacked(),
+        lambda crowd: crowd.to(dtype=torch.float64),
+        lambda crowd: read_columns(crowd, "w", 0, 2, torch.empty(4, 2)),
+        lambda crowd: fit(crowd, "diagonal"),
+    ],
+)
+def test_a_flipped_bit_never_becomes_a_number(tmp_path, use):
+    write(tmp_path / "p", range(4), shard_members=2)
+    use(Population.open(tmp_path / "p"))
+    victim = shards(tmp_path / "p")[1]
+    flip_weight(victim)
+    with pytest.raises(StorageError, match=rf"{victim.name}: tensor w does not match its checksum .*restore the file"):
+        use(Population.open(tmp_path / "p"))
+
+
+def test_only_what_is_read_is_compared(tmp_path):
+    """A damaged shard does not keep us from the networks of the others, nor a damaged tensor from the others."""
+    write(tmp_path / "p", range(4), shard_members=2)
+    flip_weight(shards(tmp_path / "p")[1])
+    population = Population.open(tmp_path / "p")
+    assert population.member(1)["n"] == 1
+    assert population.tensor("n").tolist() == [0, 1, 2, 3]
+
+
+def test_a_tensor_is_compared_once_until_its_file_changes(tmp_path, monkeypatch):
+    write(tmp_path / "p", range(2))
+    (shard,) = shards(tmp_path / "p")
+    compared = []
+    honest = tensor_file.stored_checksum
+    monkeypatch.setattr(tensor_file, "stored_checksum", lambda *where: compared.append(where) or honest(*where))
+    for _ in range(3):
+        Population.open(tmp_path / "p").stacked()
+    assert len(compared) == len(read_header(shard).entries)
+    content = shard.read_bytes()
+    shard.unlink()
+    shard.write_bytes(content)  # the same bytes in a new file: nobody has looked at them yet
+    Population.open(tmp_path / "p").stacked()
+    assert len(compared) == 2 * len(read_header(shard).entries)
 
 
 def test_a_shard_of_another_population_is_refused(tmp_path):
@@ -106,7 +169,7 @@ def test_a_lost_manifest_can_be_written_again(tmp_path):
     (tmp_path / "p" / "population.json").unlink()
     with pytest.raises(StorageError, match=r"no population\.json: call Population\.writer"):
         Population.open(tmp_path / "p")
-    assert "no population.json" in folder_problems(tmp_path / "p")[0]
+    assert "no population.json" in sentences(inspect_population(tmp_path / "p"))[0]
     with Population.writer(tmp_path / "p", SPEC):
         pass
     assert values(tmp_path / "p") == [0, 1, 2]
@@ -125,6 +188,67 @@ def test_a_bad_manifest_is_explained(tmp_path, text, message):
     write(tmp_path / "p", range(3))
     (tmp_path / "p" / "population.json").write_text(text)
     with pytest.raises(StorageError, match=message):
+        Population.open(tmp_path / "p")
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.sampled_from(["../..", "/etc/passwd", "a/b", "", "w"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["shape", "dtype", "w", "../x"]), inner)
+    ),
+    max_leaves=6,
+)
+WHOLE_MANIFEST = {
+    "format": "onebasin-population",
+    "version": 1,
+    "spec": {"w": {"shape": [2, 3], "dtype": "float32"}, "n": {"shape": [], "dtype": "int64"}},
+    "provenance": {},
+    "identity": "",
+}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(key=st.sampled_from([*WHOLE_MANIFEST, "shards", "path", "files"]), junk=JUNK)
+def test_an_edited_manifest_leads_nowhere(tmp_path, key, junk):
+    """Whatever stands in it, either the shards beside it are read or our own error is raised; no other file is."""
+    folder = tmp_path / "p"
+    if not folder.exists():
+        write(folder, range(3))
+    (folder / "population.json").write_text(json.dumps({**WHOLE_MANIFEST, key: junk}))
+    opened = []
+    audit.append(lambda event, arguments: opened.append(str(arguments[0])) if event == "open" else None)
+    try:
+        population = Population.open(folder)
+        assert population.tensor("n").tolist() == [0, 1, 2]
+        assert {source.path.parent for source in population._sources} == {folder}
+    except OnebasinError:
+        pass
+    finally:
+        audit.clear()
+    assert all(Path(path).parent == folder for path in opened), opened
+
+
+audit = []
+sys.addaudithook(lambda event, arguments: [listen(event, arguments) for listen in audit] and None)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"version": 1e999}', "\x00", '{"format": ' + "9" * 5000 + "}"])
+def test_a_hostile_manifest_is_refused_in_our_own_words(tmp_path, text):
+    write(tmp_path / "p", range(3))
+    (tmp_path / "p" / "population.json").write_text(text)
+    with pytest.raises(StorageError, match=r"delete it and call|move it away"):
+        Population.open(tmp_path / "p")
+    (tmp_path / "p" / "population.json").unlink()
+    (tmp_path / "p" / "population.json").mkdir()
+    with pytest.raises(StorageError, match=r"delete it and call|move it away"):
+        Population.open(tmp_path / "p")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_in_the_place_of_a_shard_is_not_waited_for(tmp_path):
+    write(tmp_path / "p", range(3))
+    os.mkfifo(tmp_path / "p" / "shard-00007-aa.safetensors")
+    with pytest.raises(StorageError, match="is a folder or a device: move it away"):
         Population.open(tmp_path / "p")
 
 

@@ -111,6 +111,103 @@ def test_a_really_full_disk(tmp_path):
     assert len(Population.open(tmp_path / "small")) == 2
 
 
+MOUNTED = """
+import subprocess, sys, torch
+from pathlib import Path
+from onebasin.errors import DiskError
+from onebasin.population import Population, durable
+folder = Path(sys.argv[1])
+
+def state(value):
+    return {"w": torch.full((250_000,), float(value)), "n": torch.tensor(value)}
+
+def refused(action):
+    try:
+        action()
+    except DiskError as error:
+        return str(error)
+    raise AssertionError("not refused")
+
+def values():
+    population = Population.open(folder / "p")
+    population.stacked()
+    assert population.check() == [], population.check()
+    return population.tensor("n").tolist()
+"""
+
+
+def run_mounted(folder, code):
+    """Run code where `folder` is a disk of 24 MB of its own, which nobody else sees and which ends with the process."""
+    folder.mkdir()
+    mount = f'mount -t tmpfs -o size=24m none "{folder}"'
+    unshare = shutil.which("unshare")
+    if unshare is None or subprocess.run([unshare, "-m", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("this user may not mount a disk")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [unshare, "-m", "sh", "-c", f'{mount} && exec "$0" "$@"', sys.executable, "-c", MOUNTED + code, folder]
+    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("margin", ["16 << 20", "-(1 << 40)"], ids=["noticed before", "noticed by the disk"])
+def test_a_disk_that_is_full_and_then_freed(tmp_path, margin):
+    run_mounted(
+        tmp_path / "disk",
+        f"""
+durable._MARGIN = {margin}
+ballast = folder / "ballast"
+ballast.write_bytes(bytes(4 << 20))
+writer = Population.writer(folder / "p", state(0), shard_members=1, name="a")
+count = 0
+while True:
+    try:
+        writer.append(state(count))
+    except DiskError as error:
+        said = str(error)
+        break
+    count += 1
+assert "free some space" in said, said
+assert 1 <= count < 24, count
+assert values() == list(range(count))  # nothing that was written is damaged
+said = refused(lambda: Population.open(folder / "p").save(folder / "q"))
+assert "free some space" in said, said
+assert sorted(path.name for path in folder.iterdir()) == ["ballast", "p"]
+refused(lambda: writer.append(state(count + 1)))  # the one before it still waits
+ballast.unlink()
+writer.append(state(count + 1))
+assert values() == list(range(count + 2))
+""",
+    )
+
+
+def test_a_disk_that_becomes_read_only(tmp_path):
+    run_mounted(
+        tmp_path / "disk",
+        """
+def mounted(how):
+    subprocess.run(["mount", "-o", f"remount,{how}", folder], check=True)
+
+writer = Population.writer(folder / "p", state(0), shard_members=1, name="a")
+writer.append(state(0))
+mounted("ro")
+said = refused(lambda: writer.append(state(1)))
+assert "read-only: choose another place" in said, said
+assert values() == [0]
+for action in (
+    lambda: Population.writer(folder / "new", state(0)),
+    lambda: Population.open(folder / "p").save(folder / "q"),
+    lambda: Population.open(folder / "p").save(folder / "q.safetensors"),
+):
+    said = refused(action)
+    assert "read-only: choose another place" in said, said
+mounted("rw")
+writer.append(state(2))
+assert values() == [0, 1, 2]
+assert [path.name for path in folder.iterdir()] == ["p"]
+""",
+    )
+
+
 def test_an_error_of_an_early_sync_is_not_lost(tmp_path, monkeypatch):
     calls = []
 

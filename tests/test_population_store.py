@@ -2,16 +2,18 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from onebasin.errors import InputError, SpecError, StorageError
-from onebasin.population import Population, PopulationWriter
+from onebasin.population import Population, PopulationWriter, durable
 from onebasin.state import TensorSpec
 
 ROOT = Path(__file__).parent.parent
@@ -185,6 +187,127 @@ def test_a_killed_writer_loses_at_most_the_block_in_flight(tmp_path):
     with Population.writer(path, population.spec) as writer:
         writer.append({"w": torch.zeros(200_000), "n": torch.tensor(writer.written)})
     assert values(path) == list(range(len(population) + 1))
+
+
+KILLED = """
+import os, random, signal, sys, time, torch
+from onebasin.population import Population
+path, moments = sys.argv[1], random.Random(0)
+torch.set_num_threads(1)
+
+def write(pipe):
+    with Population.writer(path, {"w": torch.zeros(50_000), "n": torch.tensor(0)}, name="a") as writer:
+        while True:
+            value = writer.written
+            writer.append({"w": torch.full((50_000,), float(value)), "n": torch.tensor(value)})
+            writer.flush()
+            os.write(pipe, value.to_bytes(8, "little"))
+
+kept, waited = -1, 0
+for turn in range(60):
+    reader, pipe = os.pipe()
+    child = os.fork()
+    if not child:
+        write(pipe)
+    os.close(pipe)
+    told = os.read(reader, 8) if turn % 2 else b""  # every other one lives until it has written something
+    waited += turn % 2
+    time.sleep(moments.uniform(0, 0.03))
+    os.kill(child, signal.SIGKILL)
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    told += b"".join(iter(lambda: os.read(reader, 1 << 16), b""))
+    os.close(reader)
+    kept = max([kept, *(int.from_bytes(told[at : at + 8], "little") for at in range(0, len(told) - 7, 8))])
+    if kept < 0:
+        continue
+    population = Population.open(path)
+    found = population.tensor("n").tolist()
+    assert found == list(range(len(found))) and len(found) > kept, (found, kept)
+    assert torch.equal(population.tensor("w")[:, 0], torch.arange(float(len(found))))
+    assert all("unfinished" in problem for problem in population.check()), population.check()
+print(kept, waited)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_killed_at_sixty_random_moments_a_writer_loses_nothing_it_has_told_of(tmp_path):
+    process = run_python(KILLED, tmp_path / "p", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    output, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    kept, waited = map(int, output.split())
+    assert kept + 1 >= waited == 30
+
+
+@pytest.mark.parametrize("moment", ["os.fsync", "os.link", "os.unlink after the link", "the folder's fsync"])
+def test_control_c_in_the_middle_of_writing_a_shard(tmp_path, monkeypatch, moment):
+    """Whenever it comes, the members that wait are written once, by the end of the block."""
+
+    def interrupt_at(function, number=1):
+        calls = []
+
+        def call(*arguments, **options):
+            calls.append(1)
+            if len(calls) == number:
+                monkeypatch.undo()
+                raise KeyboardInterrupt
+            return function(*arguments, **options)
+
+        return call
+
+    def interrupted():
+        with Population.writer(tmp_path / "p", SPEC, shard_members=2, name="a") as writer:
+            writer.append(state(0))
+            if moment == "os.fsync":
+                monkeypatch.setattr(durable.os, "fsync", interrupt_at(os.fsync))
+            elif moment == "os.link":
+                monkeypatch.setattr(durable.os, "link", interrupt_at(os.link))
+            elif moment == "the folder's fsync":
+                monkeypatch.setattr(durable, "sync_folder", interrupt_at(durable.sync_folder))
+            else:
+                monkeypatch.setattr(Path, "unlink", interrupt_at(Path.unlink))
+            writer.append(state(1))
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert values(tmp_path / "p") == [0, 1]
+    assert all("unfinished" in problem for problem in Population.open(tmp_path / "p").check())
+
+
+def test_two_writers_of_one_name_lose_nothing(tmp_path):
+    """The second one is told; what it holds can still be written, under a name of its own."""
+    first, second = (Population.writer(tmp_path / "p", SPEC, name="x", shard_members=2) for _ in range(2))
+    first.extend(Population.from_states([state(0), state(1)]))
+    second.append(state(2))
+    with pytest.raises(StorageError, match=r"another writer named x is at work: give each its own name"):
+        second.append(state(3))
+    assert values(tmp_path / "p") == [0, 1]
+    second.name = "y"
+    second.flush()
+    assert values(tmp_path / "p") == [0, 1, 2, 3]
+    assert Population.open(tmp_path / "p").check() == []
+
+
+def test_the_same_block_written_twice_is_there_once(tmp_path):
+    first, second = (Population.writer(tmp_path / "p", SPEC, name="x") for _ in range(2))
+    for writer in (first, second):
+        writer.append(state(1), chain=0, log_density=float("nan"))
+        writer.flush()
+    assert values(tmp_path / "p") == [1]
+
+
+def test_nothing_depends_on_the_clock(tmp_path, monkeypatch):
+    """Neither the time of day nor the times of files decide about names, order or content."""
+    jumps = iter([5e9, 0.0, 3e9, -1e9] * 100)
+    monkeypatch.setattr(time, "time", lambda: next(jumps))
+    monkeypatch.setattr(time, "time_ns", lambda: int(next(jumps) * 1e9))
+    write(tmp_path / "p", range(7), shard_members=2, name="a")
+    for age, path in enumerate(sorted((tmp_path / "p").iterdir())):
+        os.utime(path, (1e9 - age * 1e6, 1e9 - age * 1e6))  # the later a shard, the older its file
+    write(tmp_path / "p", [7], name="a")
+    assert values(tmp_path / "p") == list(range(8))
+    assert Population.open(tmp_path / "p").check() == []
+    source = "".join(path.read_text() for path in (ROOT / "onebasin").rglob("*.py"))
+    assert not re.search(r"\btime\.time(_ns)?\(|\bdatetime\b|getmtime", source)
 
 
 def test_a_writer_does_not_hide_the_networks_of_others(tmp_path):

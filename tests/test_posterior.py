@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
 from onebasin.errors import InputError, SpecError, StorageError
+from onebasin.population.tensor_file import read_tensors, write_tensors
 from onebasin.posterior import Coordinates, Diagonal, Gaussian, LowRank, Posterior, Shape, load_posterior
 from onebasin.posterior.full import Full
 from onebasin.posterior.kronecker import Block, Kronecker
@@ -227,6 +228,10 @@ def test_files_that_are_no_posterior_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         load_posterior(tmp_path / "cut.safetensors")
     (tmp_path / "odd.safetensors").write_bytes(whole.replace(b"low_rank", b"row_lank"))
+    with pytest.raises(StorageError, match="does not match its checksum"):
+        load_posterior(tmp_path / "odd.safetensors")
+    tensors, facts = read_tensors(tmp_path / "whole.safetensors")
+    write_tensors(tmp_path / "odd.safetensors", tensors, {**facts, "kinds": facts["kinds"].replace("low_rank", "odd")})
     with pytest.raises(StorageError, match="do not fit"):
         load_posterior(tmp_path / "odd.safetensors")
     (tmp_path / "newer.safetensors").write_bytes(whole.replace(b'"version":"2"', b'"version":"3"'))

@@ -198,8 +198,8 @@ def test_half_precision_in_and_out(dtype: torch.dtype) -> None:
 
 def test_progress_is_told_and_ends_with_all() -> None:
     told: list[tuple[int, int]] = []
-    predict(mlp(), crowd_of(mlp(), 300), INPUTS, progress=lambda done, total: told.append((done, total)))
-    assert told == [(256, 300), (300, 300)]
+    predict(mlp(), crowd_of(mlp(), 40), INPUTS, progress=lambda done, total: told.append((done, total)))
+    assert told == [(16, 40), (32, 40), (40, 40)]
 
 
 def test_classes_on_axis_one_of_a_network_that_speaks_about_places() -> None:
@@ -244,9 +244,9 @@ def test_portions_shrink_with_the_width_of_activations() -> None:
     assert chosen.chunk * chosen.batch * 3 * largest <= 256 << 20
     assert chosen.batch > 100
     slim = portion(mlp(), state_of(mlp()), torch.zeros(3000, 4))
-    assert (slim.block, slim.chunk, slim.batch) == (256, 16, 1000)
+    assert (slim.chunk, slim.batch) == (16, 1000)
     asked = portion(mlp(), state_of(mlp()), torch.zeros(3000, 4), chunk=5)
-    assert (asked.block, asked.chunk, asked.batch) == (255, 5, 1000)
+    assert (asked.chunk, asked.batch) == (5, 1000)
 
 
 def test_a_model_for_one_number_of_examples_runs_if_it_is_told() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,26 +17,29 @@ from onebasin.assess.classes import (
     tempered_numbers,
 )
 from onebasin.assess.evaluation import Evaluation
-from onebasin.assess.gathering import gather
+from onebasin.assess.gathering import KEPT, gather
 from onebasin.assess.intervals import Sampling
 from onebasin.assess.values import Noise, value_numbers
 from onebasin.calling import Inputs
+from onebasin.cluster import Cluster, Places, cluster_for
 from onebasin.errors import InputError
 from onebasin.options import refuse_unknown
 from onebasin.population import Population
 from onebasin.predict.batches import check_targets
-from onebasin.predict.drawing import Crowd
-from onebasin.predict.predicting import Options as Passing
+from onebasin.predict.drawing import Crowd, networks_of
+from onebasin.predict.passing import Needs, needs
+from onebasin.predict.passing import Options as Passing
 from onebasin.predict.predicting import predict
 
 KINDS = ("categorical", "bernoulli", "gaussian")
+_COPIES = 16  # of the outputs of all members, counted by their bytes: values are looked at in float64
 _NO_TEMPERATURE = (
     "no temperature: it is fitted on half of the examples, and all of the {} there are right, so the lowest is the best"
 )
 
 
-class Options(TypedDict, total=False):
-    """What `evaluate` may also be told.
+class Options(Places, total=False):
+    """What `evaluate` may also be told; where the networks run is said as in `Places`.
 
     Attributes:
         likelihood: "categorical" for class numbers, "bernoulli" for targets 0 or 1 and one logit, "gaussian" for
@@ -108,25 +111,75 @@ def evaluate(
     check_targets(inputs, targets)
     kind = _kind(options.get("likelihood"), targets)
     _refuse_idle(kind, crowd, reference, options)
+    if kind == "gaussian" and (outside is not None or reference is not None):
+        raise InputError(
+            "outside and reference compare class probabilities, found a gaussian likelihood: leave them out"
+        )
+    question = _Question(model, crowd, inputs, targets, kind, outside, reference)
+    with cluster_for(options, **_needs(question, options)) as cluster:
+        return _values(question, options, cluster) if kind == "gaussian" else _classes(question, options, cluster)
+
+
+class _Question(NamedTuple):
+    """What is to be evaluated."""
+
+    model: nn.Module
+    crowd: Crowd
+    inputs: Inputs
+    targets: Tensor
+    kind: str
+    outside: Inputs | None
+    reference: Crowd | Tensor | None
+
+
+def _needs(question: _Question, options: Options) -> Needs:
+    """The memory of the largest of all passes."""
+    model, crowd, inputs = question.model, question.crowd, question.inputs
+    members = len(networks_of(crowd, options.get("draws", 100), 0))
+    kept = _COPIES * members if question.kind == "gaussian" else KEPT
+    runs = [(crowd, inputs)]
+    if question.outside is not None:
+        runs.append((crowd, question.outside))
+    if question.reference is not None and not isinstance(question.reference, Tensor):
+        runs.append((question.reference, inputs))
+    found = [needs(model, own, examples, kept, options) for own, examples in runs]
+    return Needs(each=max(one["each"] for one in found), here=sum(one["here"] for one in found))
+
+
+def _passing(options: Options, cluster: Cluster) -> Passing:
+    """The options of `predict`, with a cluster that is open already."""
+    kept = Passing.__annotations__.keys() - Places.__annotations__.keys()
+    return cast("Passing", {name: value for name, value in options.items() if name in kept} | {"cluster": cluster})
+
+
+def _sampling(options: Options) -> tuple[Sampling, dict[str, Any]]:
+    """How intervals are made, and how the record says it."""
     sampling = Sampling(options.get("resamples", 1000), options.get("level", 0.95), options.get("seed", 0))
-    passing = cast("Passing", {name: value for name, value in options.items() if name in Passing.__annotations__})
-    settings: dict[str, Any] = {**sampling._asdict(), "method": "bca"}
-    settings["resamples"] = settings.pop("draws")
-    if kind == "gaussian":
-        if outside is not None or reference is not None:
-            raise InputError(
-                "outside and reference compare class probabilities, found a gaussian likelihood: leave them out"
-            )
-        levels, noise = options.get("coverage", (0.5, 0.9, 0.95)), options.get("noise")
-        outputs = predict(model, crowd, inputs, output="values", **passing)
-        numbers = value_numbers(outputs, targets.to(outputs.device), noise, levels, sampling)
-        return Evaluation(kind, len(outputs), len(targets), 0, numbers, settings={**settings, "noise": noise})
-    bins = options.get("bins", 15)
+    told: dict[str, Any] = {**sampling._asdict(), "method": "bca"}
+    told["resamples"] = told.pop("draws")
+    return sampling, told
+
+
+def _values(question: _Question, options: Options, cluster: Cluster) -> Evaluation:
+    sampling, settings = _sampling(options)
+    levels, noise = options.get("coverage", (0.5, 0.9, 0.95)), options.get("noise")
+    passing = _passing(options, cluster)
+    outputs = predict(question.model, question.crowd, question.inputs, output="values", **passing)
+    numbers = value_numbers(outputs, question.targets.to(outputs.device), noise, levels, sampling)
+    return Evaluation(
+        question.kind, len(outputs), len(question.targets), 0, numbers, settings={**settings, "noise": noise}
+    )
+
+
+def _classes(question: _Question, options: Options, cluster: Cluster) -> Evaluation:
+    sampling, settings = _sampling(options)
+    settings["bins"] = bins = options.get("bins", 15)
+    model, crowd, inputs, targets, kind, outside, reference = question
+    passing = _passing(options, cluster)
     own = gather(model, crowd, inputs, kind, **passing)
     goals = _class_numbers(targets, kind).to(own.logits.device)
     inside = predictive_numbers(own, goals, bins, sampling)
     temperature, cooled = tempered_numbers(own.log_probabilities, goals, bins, sampling)
-    settings["bins"] = bins
     remarks = (_NO_TEMPERATURE.format(len(goals) // 2),) if temperature is None and len(goals) > 1 else ()
     facts: dict[str, Any] = {"settings": settings, "remarks": remarks}
     found = Evaluation(kind, own.members, len(goals), 0, inside, temperature, cooled, **facts)

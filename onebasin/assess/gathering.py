@@ -15,7 +15,9 @@ from onebasin.metrics.entropy import entropy, information
 from onebasin.metrics.ood_scores import energy, max_logit, msp
 from onebasin.metrics.ood_scores import entropy as doubt
 from onebasin.predict.drawing import Crowd
-from onebasin.predict.predicting import Options, passes
+from onebasin.predict.passing import Options, passes
+
+KEPT = 32  # networks whose outputs have the bytes of `_Running` and of what one more network adds, in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +75,14 @@ def gather(model: nn.Module, crowd: Crowd, inputs: Inputs, kind: str, **options:
         InputError: outputs are of another shape or not finite.
     """
     running: _Running | None = None
-    for start, block in passes(model, crowd, inputs, **options):
-        for number, outputs in enumerate(block):
-            logits = _class_logits(outputs, kind, start + number)
-            if running is None:
-                running = _Running(logits)
-            else:
-                running.add(logits)
+    with passes(model, crowd, inputs, kept=KEPT, **options) as chunks:
+        for start, block in chunks:
+            for number, outputs in enumerate(block):
+                logits = _class_logits(outputs, kind, start + number)
+                if running is None:
+                    running = _Running(logits)
+                else:
+                    running.add(logits)
     assert running is not None  # a crowd has at least one network
     return running.averages()
 

@@ -13,6 +13,7 @@ from onebasin.align.senses.covariance import KINDS as STATISTICS
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks, reference_of
 from onebasin.cli.options import debug, progress_bar
+from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.tables import short, swaps
 from onebasin.errors import InputError, SpecError
 from onebasin.population import Population
@@ -74,7 +75,7 @@ COMPANIONS = tuple(kind for kind in KINDS if kind != "value")
     metavar="X",
     help="End when a sweep gains less than this part of the overlap. Default: 1e-3.",
 )
-@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Processes that match. Default: 1.")
+@where_it_runs
 @debug
 def align(
     *,
@@ -85,6 +86,7 @@ def align(
     data: str | None,
     limit: int | None,
     companions: tuple[str, ...],
+    places: dict[str, Any],
     **options: Any,
 ) -> None:
     """Move the networks of POPULATION into one basin.
@@ -108,22 +110,30 @@ def align(
         )
     options = {name: value for name, value in options.items() if value is not None}
     options |= _activations(known, data, options["by"], limit=limit, sources=options.pop("sources"))
-    carried = _companions(companions, crowd, known, output)
-    make_folder(output.parent)
     journal = output.with_name(f"{output.name}.journal")
+    carried = _companions(companions, crowd, known, output)
+    if not journal.exists():
+        _refuse_taken(carried)
+    make_folder(output.parent)
     if journal.exists():
         click.echo(f"going on with the run that left {journal}", err=True)
+    facts = {"population": str(networks), "reference": reference, **_told(options)}
+    record = output / RECORD
+
+    def finish(found: Alignment) -> None:
+        text = _record(found, facts)
+        publish(record, lambda file: file.write(text.encode()), replace=True)
+        for kind, companion, goal in carried:
+            if not goal.exists():  # else it was written before an interruption, whole as everything
+                found.carry(companion, kind).save(goal)
+
     try:
         with progress_bar(f"aligning {len(crowd):,} networks") as show:
-            found = move(crowd, known.symmetry, reference=target, path=output, progress=show, **options)
+            given = {**places, **options, "progress": show, "finish": finish}
+            found = move(crowd, known.symmetry, reference=target, path=output, **given)
     except KeyboardInterrupt:
         click.echo(_left(output, journal), err=True)
         raise
-    facts = {"population": str(networks), "reference": reference, **_told(options)}
-    record = output / RECORD
-    publish(record, lambda file: file.write(_record(found, facts).encode()))
-    for kind, companion, goal in carried:
-        found.carry(companion, kind).save(goal)
     click.echo(_summary(found, reference))
     click.echo(f"\n{output}: the aligned networks; {record}: what was done to each")
 
@@ -174,10 +184,14 @@ def _companion(text: str, crowd: Population, known: Known, output: Path) -> tupl
         known.symmetry.apply(known.symmetry.identity(), companion.member(0), kind=kind)
     except SpecError as error:
         raise SpecError(f"the companion {path} does not fit the networks: {error}") from error
-    goal = output.with_name(f"{output.name}-{kind}")
-    if goal.exists() and (goal.is_file() or any(goal.iterdir())):
-        raise InputError(f"the companion would go to {goal}, which exists: move it away or choose another --output")
-    return kind, companion, goal
+    return kind, companion, output.with_name(f"{output.name}-{kind}")
+
+
+def _refuse_taken(carried: list[tuple[str, Population, Path]]) -> None:
+    """Refuse places of companions that something else has; those of an interrupted run are its own."""
+    for _, _, goal in carried:
+        if goal.exists() and (goal.is_file() or any(goal.iterdir())):
+            raise InputError(f"the companion would go to {goal}, which exists: move it away or choose another --output")
 
 
 def _told(options: dict[str, Any]) -> dict[str, Any]:

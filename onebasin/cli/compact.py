@@ -11,6 +11,7 @@ from onebasin.align.crowd.align import align
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks
 from onebasin.cli.options import debug, progress_bar, refuse_existing
+from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.tables import short
 from onebasin.compact import calibrate, prior_shares, refine
 from onebasin.errors import InputError
@@ -70,6 +71,7 @@ _MOVES = {"refine": refine, "calibrate": calibrate}
 @examples.data_options
 @click.option("--force", is_flag=True, help="Replace the files if they exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record instead of tables, and nothing else.")
+@where_it_runs
 @debug
 def compact(
     *, networks: Path, output: Path, architecture: Architecture, force: bool, as_json: bool, **options: Any
@@ -94,7 +96,9 @@ def compact(
     known = know(architecture)
     crowd = open_networks(networks, known)
     with progress_bar(f"compacting {len(crowd):,} networks") as show:
-        aligned = crowd if options["raw"] else align(crowd, known.symmetry, progress=show).population
+        aligned = crowd
+        if not options["raw"]:
+            aligned = align(crowd, known.symmetry, progress=show, **options["places"]).population
         fitted = _fitted(aligned, known, options)
         found = _moved(fitted, known, crowd, options, seed=architecture.seed, show=show)
         told = {
@@ -150,7 +154,9 @@ def _fitted(aligned: Population, known: Known, options: dict[str, Any]) -> Poste
         if not components.isdecimal():
             raise InputError(f"expected --components to be a number or chains, found {components!r}: give one of them")
         components = int(components)
-    return fit(aligned, options["family"], rank=options["rank"], components=components, model=known.model)
+    return fit(
+        aligned, options["family"], rank=options["rank"], components=components, model=known.model, **options["places"]
+    )
 
 
 def _moved(
@@ -159,7 +165,7 @@ def _moved(
     if options["move"] is None:
         return fitted
     model = known.runs(f"--{options['move']}")
-    given: dict[str, Any] = {"seed": seed, "progress": show, "output": _output(options)}
+    given: dict[str, Any] = {"seed": seed, "progress": show, "output": _output(options), **options["places"]}
     if options["steps"] is not None:
         given["steps"] = options["steps"]
     return _MOVES[options["move"]](fitted, model, crowd, _inputs(options["data"], options), **given)
@@ -192,11 +198,11 @@ def _compared(
     }
     if found is not fitted:
         crowds = {"before": fitted, **crowds}
-    output = _output(options)
-    goal = predict(model, crowd, inputs, output=output, average=True)
+    given: dict[str, Any] = {"output": _output(options), "average": True, **options["places"]}
+    goal = predict(model, crowd, inputs, **given)
     rows = {}
     for name, one in crowds.items():
-        own = predict(model, one, inputs, output=output, average=True, draws=options["draws"], seed=seed)
+        own = predict(model, one, inputs, draws=options["draws"], seed=seed, **given)
         rows[name] = (
             {"rms_difference": float((own - goal).square().mean().sqrt())}
             if options["values"]

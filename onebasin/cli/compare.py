@@ -18,6 +18,7 @@ from onebasin.cli import data as examples
 from onebasin.cli.compare_crowds import compare_crowds, several
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, one_network
 from onebasin.cli.options import debug, progress
+from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.tables import chance, short, swaps
 from onebasin.discrepancy.judge import PRESETS
 from onebasin.errors import InputError
@@ -29,6 +30,7 @@ from onebasin.tables import table
 
 _OF_PAIRS = {name: f"--{name}" for name in ("scale", "restarts", "test", "loss", "points")}
 _OF_CROWDS = {"forms": "--form", "preset": "--preset", "values": "--values"}
+_OF_PLACES = {name: f"--{name}" for name in ("workers", "cluster", "memory")}
 _OF_DATA = {name: f"--{name}" for name in ("test", "limit", "loss", "points", "values")}
 _MEANING = {
     "already aligned": "No order or sign of its units brings B closer to A",
@@ -92,6 +94,7 @@ _MEANING = {
     "--values", is_flag=True, help="Of crowds: outputs are values, as in a regression, and not scores of classes."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables, and nothing else.")
+@where_it_runs
 @debug
 def compare(
     *,
@@ -133,8 +136,8 @@ def compare(
         _compare_crowds(known, (first, second), (crowds[0], crowds[1]), as_json, architecture.seed, measured)
         return
     a, b = one_network(first, known), one_network(second, known)
-    _refuse(_OF_CROWDS, "is for two crowds, and A and B are single networks")
-    measured = {name: value for name, value in measured.items() if name not in _OF_CROWDS}
+    _refuse({**_OF_CROWDS, **_OF_PLACES}, "is for two crowds, and A and B are single networks")
+    measured = {name: value for name, value in measured.items() if name not in (*_OF_CROWDS, "places")}
     with progress(f"comparing {first} with {second} ..."):
         barrier = _barrier(known, a, b, **measured)
         found = match(a, b, known.symmetry, restarts=restarts, seed=architecture.seed, scale=scale)
@@ -173,6 +176,7 @@ def _compare_crowds(
         data = examples.read(source, limit=measured["limit"], targets=False, sources=measured["sources"])
     with progress(f"comparing {names[0]} with {names[1]} ..."):
         options: dict[str, Any] = {"forms": list(measured["forms"]), "preset": measured["preset"], "seed": seed}
+        options |= measured["places"]
         if measured["values"]:
             options["output"] = "values"
         found = compare_crowds(known, *crowds, data, **options)

@@ -1,16 +1,17 @@
 """What ``onebasin compare`` says where A and B hold several networks each: how far the two crowds are apart."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from onebasin.cli.data import Examples
-from onebasin.cli.networks import Known, open_networks
+from onebasin.cli.networks import Known, numbered, open_networks
 from onebasin.cli.tables import short
+from onebasin.cluster import Places
 from onebasin.discrepancy import Discrepancy, discrepancy
 from onebasin.errors import StorageError
 from onebasin.metrics.agreement import agreement, total_variation
 from onebasin.population import Population
+from onebasin.population.places import is_there
 from onebasin.predict import examples_in
 from onebasin.predict.portions import answers
 from onebasin.predict.predicting import predict
@@ -60,11 +61,10 @@ def several(text: str, known: Known) -> Population | None:
     Raises:
         StorageError: there is no such path.
     """
-    path = Path(text)
-    if not path.exists():
-        folder, _, number = text.rpartition("#")
-        if not number.isdecimal() or not Path(folder).exists():
-            raise StorageError(f"expected networks at {text}, found no such file or folder: correct the path")
+    path, number = numbered(text)
+    if not is_there(path):
+        raise StorageError(f"expected networks at {text}, found no such file or folder: correct the path")
+    if number is not None:
         return None
     networks = open_networks(path, known)
     return networks if len(networks) > 1 else None
@@ -80,7 +80,7 @@ def compare_crowds(
         a: one crowd.
         b: the other.
         data: inputs on which to compare what they compute; targets are not looked at.
-        **options: of `discrepancy`: `forms`, `preset`, `output`, `permutations`, `seed`, ...
+        **options: of `discrepancy`: `forms`, `preset`, `output`, `permutations`, `seed`, `workers`, ...
     """
     if data is None:
         return CrowdComparison(discrepancy(a, b, symmetry=known.symmetry, **options))
@@ -90,7 +90,8 @@ def compare_crowds(
     answer = answers(model, a.member(0), inputs)
     if options.get("output") == "values" or answer.dim() != 2 or answer.shape[1] < 2:
         return found
-    first, second = (predict(model, crowd, inputs, average=True) for crowd in (a, b))
+    places: dict[str, Any] = {name: value for name, value in options.items() if name in Places.__annotations__}
+    first, second = (predict(model, crowd, inputs, average=True, **places) for crowd in (a, b))
     return CrowdComparison(
         report, found.examples, float(agreement(first, second)), float(total_variation(first, second))
     )

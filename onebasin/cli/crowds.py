@@ -8,6 +8,7 @@ from onebasin.calling import global_seed
 from onebasin.cli.load import load
 from onebasin.cli.networks import Known, open_networks
 from onebasin.errors import StorageError
+from onebasin.population.places import is_there
 from onebasin.population.tensor_file import read_header
 from onebasin.posterior import Posterior, load_posterior
 from onebasin.posterior.store import FORMAT as POSTERIOR
@@ -24,13 +25,13 @@ def build(reference: str, seed: int) -> nn.Module:
 
 
 def open_crowd(path: Path, model: nn.Module) -> Crowd:
-    """The posterior in a file, or the networks in a population folder, a folder of files or one file.
+    """The posterior in a file, or the networks that a word stands for, as for `Population.open`.
 
     Raises:
         StorageError: there is no such path, or it holds neither.
         SpecError: the networks are of another architecture than the model.
     """
-    if not path.exists():
+    if not is_there(path):
         raise StorageError(f"there is no {path}: give a population folder, files of networks, or a posterior's file")
     posterior = posterior_in(path, model)
     return open_networks(path, shapes_of(model), finite=False) if posterior is None else posterior

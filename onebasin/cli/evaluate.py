@@ -11,6 +11,7 @@ from onebasin.cli import data as examples
 from onebasin.cli.crowds import build, open_crowd
 from onebasin.cli.likelihood import likelihood_options
 from onebasin.cli.options import debug, progress_bar, refuse_existing
+from onebasin.cli.options import places as where_it_runs
 from onebasin.errors import InputError
 from onebasin.population.durable import make_folder, publish
 
@@ -55,9 +56,18 @@ _GIVEN = ("likelihood", "noise", "draws", "resamples", "level", "bins")
 )
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--json", "as_json", is_flag=True, help="Print the record instead of tables, and nothing else.")
+@where_it_runs
 @debug
 def evaluate(
-    *, model: str, crowd: Path, data: str, output: Path | None, force: bool, as_json: bool, **options: Any
+    *,
+    model: str,
+    crowd: Path,
+    data: str,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+    places: dict[str, Any],
+    **options: Any,
 ) -> None:
     """Evaluate the average prediction of CROWD on DATA.
 
@@ -96,6 +106,7 @@ def evaluate(
             reference=other,
             seed=seed,
             progress=lambda done, members: show(done, members, "networks"),
+            **places,
             **given,
         )
     facts = {"model": model, "crowd": crowd, "data": data, "outside": outside, "reference": reference}

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import nn
 
+from onebasin.cluster import travel_by_value
 from onebasin.errors import ModelError
 
 _LISTED = 8  # names worth reading in one sentence
@@ -110,9 +111,11 @@ def _import_file(path: Path) -> ModuleType:
         root = root.parent
     _let_import_from(root)
     if len(parts) > 1:
-        return _guarded_import(lambda: importlib.import_module(".".join(parts)), str(path))
-    # A name of its own, so that a file called types.py or test.py shadows nothing.
-    return _guarded_import(lambda: _execute(f"onebasin_model_{path.stem}", path), str(path))
+        module = _guarded_import(lambda: importlib.import_module(".".join(parts)), str(path))
+    else:  # a name of its own, so that a file called types.py or test.py shadows nothing
+        module = _guarded_import(lambda: _execute(f"onebasin_model_{path.stem}", path), str(path))
+    travel_by_value(module)
+    return module
 
 
 def _execute(name: str, path: Path) -> ModuleType:
@@ -167,7 +170,8 @@ def _find(module: ModuleType, name: str, source: str) -> Any:
 def _is_candidate(key: str, value: Any, module: ModuleType) -> bool:
     if key.startswith("_") or key == "example_input":
         return False
-    return isinstance(value, nn.Module) or (callable(value) and getattr(value, "__module__", None) == module.__name__)
+    own = getattr(value, "__module__", None) == module.__name__ or key in getattr(module, "__all__", ())
+    return isinstance(value, nn.Module) or (callable(value) and own)
 
 
 def _build(factory: Any, name: str, source: str) -> nn.Module:

@@ -11,6 +11,7 @@ import traceback
 from collections import UserDict
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from keyword import iskeyword
 
 import click
 
@@ -22,11 +23,13 @@ _BUG, _INTERRUPTED, _PIPE_CLOSED = 1, 130, 141
 
 _VERBS = (
     "align",
+    "check",
     "compact",
     "compare",
     "demo",
     "discover",
     "evaluate",
+    "import",
     "merge",
     "prune",
     "report",
@@ -41,7 +44,8 @@ class _Verbs(UserDict[str, click.Command]):
     def __missing__(self, name: str) -> click.Command:
         if name not in _VERBS:
             raise KeyError(name)
-        self.data[name] = getattr(import_module(f"onebasin.cli.{name}"), name)
+        own = f"{name}_" if iskeyword(name) else name
+        self.data[name] = getattr(import_module(f"onebasin.cli.{own}"), own)
         return self.data[name]
 
     def __contains__(self, name: object) -> bool:
@@ -99,6 +103,11 @@ def entry() -> None:
     sys.exit(code)
 
 
+def _printable(text: str) -> str:
+    """A text that cannot steer the terminal: names in a stranger's file may hold anything."""
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
+
+
 def _report(error: Exception) -> int:
     if isinstance(error, click.ClickException):
         error.show()
@@ -112,7 +121,7 @@ def _report(error: Exception) -> int:
         click.echo(f"error: {error}", err=True)
         return DiskError.exit_code
     if isinstance(error, OnebasinError):
-        click.echo(f"error: {' '.join(str(error).split())}", err=True)  # one sentence, one line
+        click.echo(f"error: {_printable(' '.join(str(error).split()))}", err=True)  # one sentence, one line
         return error.exit_code
     click.echo(
         f"bug: {type(error).__name__}: {error}\n"

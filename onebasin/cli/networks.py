@@ -205,15 +205,25 @@ def _dtype(stored: Spec, name: str) -> torch.dtype:
     return next((spec.dtype for own, spec in stored.items() if own.endswith(f".{name}")), torch.float32)
 
 
-def one_network(text: str, known: Known) -> State:
-    """The network under ``PATH``, or under ``PATH#3`` where a path holds several."""
+def numbered(text: str) -> tuple[Path, int | None]:
+    """Divide ``PATH#3``; a path that exists as it stands has no number.
+
+    >>> numbered("runs/*/best.pt#3")
+    (PosixPath('runs/*/best.pt'), 3)
+    """
     path, _, number = text.rpartition("#")
     if Path(text).exists() or not number.isdecimal() or not path:
-        path, number = text, ""
-    networks = open_networks(Path(path), known, finite=False)
-    if not number and len(networks) != 1:
+        return Path(text), None
+    return Path(path), int(number)
+
+
+def one_network(text: str, known: Known) -> State:
+    """The network under ``PATH``, or under ``PATH#3`` where a path holds several."""
+    path, number = numbered(text)
+    networks = open_networks(path, known, finite=False)
+    if number is None and len(networks) != 1:
         raise InputError(f"{text} holds {len(networks)} networks, expected one: choose it by number, as in {text}#0")
-    state = networks.member(int(number or 0))
+    state = networks.member(number or 0)
     check_finite(state, where=text)
     return state
 

@@ -1,10 +1,12 @@
-"""What several verbs share: the ``--debug`` option, and what shows progress."""
+"""What several verbs share: ``--debug``, where work runs, and what shows progress."""
 
+import functools
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from rich.console import Console
@@ -27,6 +29,40 @@ def debug(command: _Command) -> _Command:
     return click.option(
         "--debug", is_flag=True, expose_value=False, callback=remember, help="Show the stack trace of an error."
     )(command)
+
+
+def places(command: _Command) -> _Command:
+    """Add ``--workers``, ``--cluster`` and ``--memory``: where work on a crowd runs, as the dict ``places``."""
+    names = ("workers", "cluster", "memory")
+
+    @functools.wraps(command)
+    def gathered(*arguments: Any, **options: Any) -> Any:
+        given = {name: options.pop(name) for name in names}
+        if given["memory"] is not None:  # who sets a limit wants to know what is taken of it
+            logging.basicConfig(format="%(message)s")
+            logging.getLogger("onebasin").setLevel(logging.INFO)
+        return command(
+            *arguments, places={name: value for name, value in given.items() if value is not None}, **options
+        )
+
+    for option in (
+        click.option(
+            "--memory", metavar="SIZE", help="What all processes may take together, as 2GB; fewer workers if need be."
+        ),
+        click.option(
+            "--cluster",
+            metavar="WHERE",
+            help="Work on Ray: local starts it on this machine, an ADDRESS joins a cluster that runs.",
+        ),
+        click.option(
+            "--workers",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Processes; results do not depend on their number. Default: 1, on a cluster all processors.",
+        ),
+    ):
+        gathered = option(gathered)
+    return cast("_Command", gathered)
 
 
 def refuse_existing(path: Path, force: bool, choose: str = "--output") -> None:

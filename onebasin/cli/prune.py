@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from onebasin.cli import data as examples
 from onebasin.cli.crowds import build, posterior_in, shapes_of
-from onebasin.cli.networks import Architecture, Known, example_options, know, one_network
+from onebasin.cli.networks import Architecture, Known, example_options, know, numbered, one_network
 from onebasin.cli.options import debug, progress, refuse_existing
 from onebasin.errors import InputError, StorageError
 from onebasin.population.durable import make_folder, publish
+from onebasin.population.places import is_there
 from onebasin.population.tensor_file import write_tensors
 from onebasin.posterior import Posterior
 from onebasin.pruning import CRITERIA, Masks, PruningCurve, pruning_curve, transfer
@@ -143,7 +144,7 @@ def _read(source: str, known: Known) -> Posterior | State:
     posterior = posterior_in(path, _model(known))
     if posterior is not None:
         return posterior
-    if not path.exists() and "#" not in source:
+    if not is_there(numbered(source)[0]):
         raise StorageError(f"there is no file {source}: check the path of the posterior")
     return one_network(source, known)
 

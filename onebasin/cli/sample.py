@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
-from torch import nn
 
 from onebasin.calling import global_seed
 from onebasin.cli import data as examples
@@ -16,7 +15,9 @@ from onebasin.cli.likelihood import likelihood_options
 from onebasin.cli.load import load
 from onebasin.cli.methods import WithMethods, option_page
 from onebasin.cli.options import debug, progress_bar
+from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.sample_report import diagnostics_table, fit_sentence, mixing_sentence
+from onebasin.cluster import Places
 from onebasin.errors import InputError, OnebasinError
 from onebasin.inference.runs.definition import read_definition
 from onebasin.inference.runs.job import METHODS
@@ -81,7 +82,7 @@ _CHAINS = ("hmc", "sghmc", "mclmc")  # methods whose draws follow each other, so
 )
 @_count("--limit", "Only the first N examples of the data.")
 @examples.data_options
-@_count("--workers", "Processes; draws do not depend on their number. Default: 1.")
+@where_it_runs
 @_count("--chunk", "Chains in one unit of work; draws do not depend on it.")
 @click.option("--resume", is_flag=True, help="Go on with the run in OUTPUT.")
 @debug
@@ -107,14 +108,12 @@ def sample(
       onebasin sample model.py:net train.npz --method swag --set rank=10 -o draws/
       onebasin sample --options hmc
     """  # noqa: D301 - click reads the backspace: keep these lines apart
-    sources = options.pop("sources")
-    chosen = _chosen(**options)
+    sources, places = options.pop("sources"), options.pop("places")
+    chosen = {**_chosen(**options), **places}
     if not resume and read_definition(output) is not None:
         raise InputError(f"{output} holds a run already: give --resume to go on with it, or choose another --output")
     with global_seed(seed):
         network = load(model).model
-    if chosen.get("workers", 1) > 1:
-        _check_importable(network, model)
     pair = examples.read_pair(data, limit, sources)
     try:
         with progress_bar(f"sampling with {method}") as show:
@@ -136,16 +135,6 @@ def _counted(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
-def _check_importable(network: nn.Module, reference: str) -> None:
-    """Refuse classes of a file: other processes can import modules, and do not know about `load`."""
-    if any(type(part).__module__.startswith("onebasin_model_") for part in network.modules()):
-        file, _, name = reference.rpartition(":")
-        raise InputError(
-            f"several workers need a model whose classes can be imported, found some that {file} defines: go to its "
-            f"folder and name it {Path(file).stem}:{name}, or leave --workers out"
-        )
-
-
 def _chosen(*, prior: tuple[str, ...], noise: str | None, settings: tuple[str, ...], **options: Any) -> dict[str, Any]:
     """The options that were given, as `onebasin.inference.sample` takes them."""
     chosen = {name: value for name, value in options.items() if value is not None}
@@ -153,7 +142,7 @@ def _chosen(*, prior: tuple[str, ...], noise: str | None, settings: tuple[str, .
         chosen["prior"] = _prior(prior)
     if noise is not None:
         chosen["noise"] = _value(noise)
-    taken = {*inspect.signature(draw).parameters, "progress", "workers", "chunk"} - {"options"}
+    taken = {*inspect.signature(draw).parameters, "progress", "chunk", *Places.__annotations__} - {"options"}
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals or not name:

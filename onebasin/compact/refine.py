@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from torch import nn
 
 from onebasin.calling import Inputs
+from onebasin.cluster import Places
 from onebasin.compact.moving import Free, Moving, Widths
 from onebasin.compact.surroundings import surroundings
 from onebasin.compact.teacher import Teacher
@@ -24,8 +25,11 @@ from onebasin.predict.gradient import Differentiable
 Show = Callable[[int, int, str], None]
 
 
-class Options(TypedDict, total=False):
+class Options(Places, total=False):
     """How a posterior is moved.
+
+    The networks of the crowd run where `Places` say. The posterior itself is moved in this process: its steps follow
+    one after the other.
 
     Attributes:
         output: "probabilities" (default) for a model that returns logits of classes on axis 1, or "values".
@@ -124,11 +128,12 @@ def _moved(
     check_fits(model, posterior.mean)
     generator = torch.Generator().manual_seed(chosen["seed"])
     wide = surroundings(inputs, noise=chosen["noise"], mixed=chosen["mixed"], generator=generator)
-    teacher = Teacher.ask(model, crowd, wide, classes=chosen["output"] == "probabilities")
+    places = cast("Places", {name: value for name, value in options.items() if name in Places.__annotations__})
+    teacher = Teacher.ask(model, crowd, wide, classes=chosen["output"] == "probabilities", **places)
     moving = Moving(posterior, Free if form == "refined" else Widths, chosen["start"])
     with torch.enable_grad():
         distance = _descend(moving, Differentiable(model, *moving.place), teacher, generator, chosen)
-    told = {name: value for name, value in chosen.items() if name != "progress"}
+    told = {name: value for name, value in chosen.items() if name != "progress" and name not in places}
     facts = {**told, "networks": len(crowd), "distance": distance, "narrowing": moving.narrowing()}
     if form == "calibrated":
         facts["tensors"] = moving.numbers()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from onebasin.calling import Call, Inputs, call_arguments
+from onebasin.cluster import Places
 from onebasin.population import Population
 from onebasin.predict.batches import examples_in
 from onebasin.predict.running import summarise
@@ -32,9 +34,11 @@ class Teacher:
     classes: bool
 
     @classmethod
-    def ask(cls, model: nn.Module, crowd: Population, inputs: Inputs, *, classes: bool) -> Teacher:
-        """Run all networks of the crowd over the inputs."""
-        found = summarise(model, crowd, inputs, output="probabilities" if classes else "values")
+    def ask(
+        cls, model: nn.Module, crowd: Population, inputs: Inputs, *, classes: bool, **places: Unpack[Places]
+    ) -> Teacher:
+        """Run all networks of the crowd over the inputs; `places` say where."""
+        found = summarise(model, crowd, inputs, output="probabilities" if classes else "values", **places)
         spread = found.expected_entropy if classes else found.variance(correction=0).sqrt()
         assert spread is not None
         return cls(call_arguments(inputs), found.mean, spread, classes)

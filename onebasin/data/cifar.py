@@ -102,8 +102,6 @@ def _read_binary(path: Path, hundred: bool) -> Stored:
 
 
 def _bounded(path: Path) -> bytes:
-    with path.open("rb") as file:
-        content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
+    if path.stat().st_size > _LARGEST:
         raise StorageError(f"expected a batch of CIFAR, found more than {_LARGEST:,} bytes in {path}: {_AGAIN}")
-    return content
+    return path.read_bytes()

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +46,8 @@ def read_folder(folder: Path, checksums: Mapping[str, str] | None = None) -> Par
 
 
 def _pictures(folder: Path, part: str = "") -> list[Path]:
-    return sorted(folder.glob(f"{part}*.webp"), key=lambda path: (len(path.name), path.name))
+    found = [path for path in folder.glob(f"{part}*.webp") if path.is_file()]
+    return sorted(found, key=lambda path: (len(path.name), path.name))
 
 
 def _pair(folder: Path, part: str, labels: Mapping[str, Tensor], checksums: Mapping[str, str] | None) -> Pair | None:
@@ -63,17 +66,26 @@ def _pair(folder: Path, part: str, labels: Mapping[str, Tensor], checksums: Mapp
     return as_inputs(pixels), labels[names[0]][: len(pixels)].long()
 
 
+def _opened(path: Path) -> Any:
+    """A picture whose header was read; one that is too large is told apart by its size, not by a warning."""
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        return Image.open(path, formats=["WEBP"])
+
+
 def _cut(path: Path) -> Tensor:
     """The images of one picture, uint8 (n, 3, 32, 32), row by row."""
     import numpy as np
     from PIL import Image
 
     try:
-        with Image.open(path, formats=["WEBP"]) as picture:
+        with _opened(path) as picture:
             width, height = picture.size  # known from the header, before anything is unpacked
             fits = width == _ROW * _SIDE and height % _SIDE == 0 and height <= _ROWS * _SIDE
             pixels = np.array(picture.convert("RGB")) if fits else None
-    except (OSError, ValueError, SyntaxError) as error:  # what Pillow raises for a damaged picture
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:  # as Pillow does
         raise StorageError(f"expected a picture of images, but {path} cannot be read ({error}): {_AGAIN}") from error
     if pixels is None:
         raise StorageError(

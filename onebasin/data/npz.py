@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from onebasin.errors import InputError, StorageError, UnsafeFileError
 
 INPUTS, TARGETS = ("inputs", "x", "X"), ("targets", "y", "Y")
 LARGEST = 8 << 30  # bytes of all arrays, unpacked
+_FREE, _RATIO = 256 << 20, 100  # unpacked bytes that any file may have, and so many times its own size
 _SHOWN = 8  # names worth reading in one sentence
 
 
@@ -100,9 +102,13 @@ def _archive(path: Path) -> Iterator[Any]:
 
 
 def _check_size(archive: Any, path: Path) -> None:
-    size = sum(entry.file_size for entry in archive.zip.infolist())
-    if size > LARGEST:
-        raise StorageError(f"expected at most {LARGEST:,} bytes of arrays in {path}, found {size:,}: divide them")
+    """Refuse what numpy never writes, and arrays beyond what the file can mean, before any is unpacked."""
+    entries = archive.zip.infolist()
+    size, most = sum(entry.file_size for entry in entries), min(LARGEST, _FREE + _RATIO * path.stat().st_size)
+    if size > most:
+        raise StorageError(f"expected at most {most:,} bytes of arrays in {path}, found {size:,}: use np.savez")
+    if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):
+        raise StorageError(f"expected an .npz file as numpy writes it, found another packing in {path}: save it again")
 
 
 def _tensor(archive: Any, name: str, path: Path) -> Tensor:

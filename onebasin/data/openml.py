@@ -14,6 +14,7 @@ from onebasin.data.download import cache_folder, fetch
 from onebasin.errors import InputError, StorageError
 
 SERVER = "https://www.openml.org"
+_NUMBERS = 1 << 40  # of data sets
 _ANSWER = 4 << 20  # bytes of an answer in JSON
 
 
@@ -57,8 +58,11 @@ def _number(name: str, folder: Path, address: str, download: bool) -> str:
     _ensure(listed, url, download, f"openml/{name}")
     try:
         found = _json(listed)["data"]["dataset"]
-        return str(int(min(found, key=lambda row: int(row["version"]))["did"]))
-    except (KeyError, TypeError, ValueError) as error:
+        number = int(min(found, key=lambda row: int(row["version"]))["did"])
+        if not 0 <= number < _NUMBERS:
+            raise ValueError(f"{number} is no number of a data set")
+        return str(number)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise _strange(listed, "a list of data sets") from error
 
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 _NUMBERS = ("u1", "i1", "b1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8")
+_AXES = 32
+_LARGEST = 1 << 32  # of a length, and of a place in the memo
+_ODD_KEYS = 1000
 _MARK = object()
 
 
@@ -91,6 +94,7 @@ class _Machine:
     def __init__(self, where: str, limit: int) -> None:
         self.where = where
         self.left = limit
+        self.odd_keys = 0
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
 
@@ -144,6 +148,9 @@ class _Machine:
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | bytes | int):
                 raise ValueError("a key that is neither text nor number")
+            self.odd_keys += isinstance(key, int) and abs(key) >= _LARGEST
+            if self.odd_keys > _ODD_KEYS:
+                raise ValueError("more large numbers as keys than anybody needs")  # they share hashes: a slow dict
             target[key] = value
 
     def name(self, module: str, name: str) -> None:
@@ -198,8 +205,10 @@ def _array(content: Any, dtype: Any, shape: Any, fortran: bool) -> np.ndarray[An
 
     if not isinstance(dtype, _Dtype) or dtype.code not in _NUMBERS or dtype.order not in "|<>=":
         raise ValueError("an array of something else than numbers")
-    if not isinstance(shape, tuple) or not all(type(size) is int and size >= 0 for size in shape):
+    if not isinstance(shape, tuple) or len(shape) > _AXES:
         raise ValueError("an array without a shape")
+    if not all(type(size) is int and 0 <= size <= _LARGEST for size in shape):  # before any are multiplied
+        raise ValueError("an array without a size")
     kind = np.dtype(f"{dtype.order}{dtype.code}")
     stored = content.encode("latin-1") if isinstance(content, str) else content
     if not isinstance(stored, bytes | bytearray) or len(stored) != math.prod(shape) * kind.itemsize:
@@ -224,6 +233,8 @@ def _settled(value: Any) -> Any:
 
 
 def _store(machine: _Machine, place: int | None) -> None:
+    if place is not None and not 0 <= place < _LARGEST:
+        raise ValueError("a place in the memo that no pickle needs")
     machine.memo[len(machine.memo) if place is None else place] = machine.stack[-1]
 
 

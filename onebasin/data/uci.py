@@ -19,6 +19,7 @@ from onebasin.data.images import as_targets, check_columns
 from onebasin.data.npz import read_arrays, stored_names
 from onebasin.errors import InputError, StorageError
 
+_FEW, _GAPS = 10_000, 10  # categories that any column may have, and so many times the rows
 _DIVISIONS = ("test_idx", "test_mask", "is_test")
 _ARRAYS = ("X", "X_num", "X_cat", "y", "train_idx", *_DIVISIONS)
 
@@ -81,6 +82,11 @@ def _encoded(numbers: Tensor, categories: Tensor, path: Path) -> Tensor:
             f"expected categories numbered from 0 in X_cat of {path}, found others: give missing ones a number too"
         )
     counts = [int(column.max()) + 1 for column in numbered.T]
+    if max(counts, default=0) > max(_FEW, _GAPS * len(numbered)):  # one number must not ask for any amount of memory
+        raise InputError(
+            f"expected categories numbered without large gaps in X_cat of {path}, found {max(counts):,}: number them "
+            "from 0 up"
+        )
     check_columns(len(numbered), numbers.shape[1] + sum(counts), str(path))
     columns = [torch.nn.functional.one_hot(column, count) for column, count in zip(numbered.T, counts, strict=True)]
     return torch.cat([numbers.float(), *(column.float() for column in columns)], 1)

@@ -1,7 +1,6 @@
 """Distances between all members of two populations, read from wherever they are, tensor by tensor.
 
-Never more than one block of columns of one tensor of all members is in memory, beside matrices of pairs. Blocks of
-columns are the cheapest order to read in: every weight is read once, and all pairs are served by it.
+Never more than one block of one tensor is in memory, beside a matrix of all pairs for each metric; see `tiles`.
 
 Very large and very small weights are measured like others, in units of their own; only differences in float64 below
 1e-154, whose squares are no numbers any more, count as none.
@@ -16,14 +15,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from onebasin.cluster import Cluster, Serial
+from onebasin.discrepancy.tiles import measured
 from onebasin.errors import InputError, SpecError
-from onebasin.metrics.distances import METRICS, Squares, add_absolutes, mirrored, unit_of
+from onebasin.metrics.distances import METRICS
 from onebasin.metrics.mmd import Pooled
 from onebasin.population import Population
-from onebasin.population.columns import device_of, read_columns
+from onebasin.population.columns import device_of
 from onebasin.state import TensorSpec, check_spec, is_statistic
 
-BLOCK_BYTES = 64 << 20  # of one block of columns
+BLOCK_BYTES = 64 << 20  # of columns of one tensor that are read together
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +44,17 @@ class Distances:
     l1: Tensor | None = None
     spread: float = math.nan
 
-    def pooled(self, metric: str) -> Pooled:
-        """Distances as `mmd` takes them: not squared."""
+    def pooled(self, metric: str, *, spend: bool = False) -> Pooled:
+        """Distances as `mmd` takes them: not squared.
+
+        Args:
+            metric: which.
+            spend: make them of these in place, which are not to be used any more.
+        """
         matrix = self._matrix(metric)
-        return Pooled(matrix.sqrt() if metric == "l2" else matrix, self.split, metric)
+        if metric == "l2":
+            matrix = matrix.sqrt_() if spend else matrix.sqrt()
+        return Pooled(matrix, self.split, metric)
 
     @property
     def xx(self) -> Tensor:
@@ -74,10 +82,19 @@ class Distances:
         l2, l1 = (None if own is None else torch.zeros_like(own) for own in (self.l2, self.l1))
         return Distances(self.split, l2, l1, 0.0)
 
-    def __add__(self, other: Distances) -> Distances:
-        l2 = None if self.l2 is None or other.l2 is None else self.l2 + other.l2
-        l1 = None if self.l1 is None or other.l1 is None else self.l1 + other.l1
-        return Distances(self.split, l2, l1)
+    def added_to(self, total: Distances | None) -> Distances:
+        """Add these to the distances of other tensors, in place: matrices of pairs are large. A copy if there are none.
+
+        Args:
+            total: of the others, which is changed and returned.
+        """
+        if total is None:
+            l2, l1 = (None if own is None else own.clone() for own in (self.l2, self.l1))
+            return Distances(self.split, l2, l1)
+        for whole, own in ((total.l2, self.l2), (total.l1, self.l1)):
+            if whole is not None and own is not None:
+                whole += own
+        return total
 
     def _matrix(self, metric: str) -> Tensor:
         found = self.l1 if metric == "l1" else self.l2
@@ -86,7 +103,9 @@ class Distances:
         return found
 
 
-def pair_distances(a: Population, b: Population, metrics: Sequence[str] = ("l2",)) -> Distances:
+def pair_distances(
+    a: Population, b: Population, metrics: Sequence[str] = ("l2",), cluster: Cluster | None = None
+) -> Distances:
     """Measure all pairs of members over all weights.
 
     >>> a = Population.from_stacked({"w": torch.tensor([[0.0], [3.0]])})
@@ -98,21 +117,25 @@ def pair_distances(a: Population, b: Population, metrics: Sequence[str] = ("l2",
         a: networks of one architecture, in memory or on disk.
         b: others of the same names and shapes; dtypes may differ.
         metrics: "l2", "l1" or both. Products of matrices serve l2 only, so l1 takes many times as long.
+        cluster: who measures large tensors; this process by default.
     """
     total: Distances | None = None
-    for _, part in tensor_distances(a, b, metrics):
-        total = part if total is None else total + part
+    for _, part in tensor_distances(a, b, metrics, cluster):
+        total = part.added_to(total)
     assert total is not None  # weight_names refuses networks without weights
     return total
 
 
-def tensor_distances(a: Population, b: Population, metrics: Sequence[str] = ("l2",)) -> Iterator[tuple[str, Distances]]:
+def tensor_distances(
+    a: Population, b: Population, metrics: Sequence[str] = ("l2",), cluster: Cluster | None = None
+) -> Iterator[tuple[str, Distances]]:
     """Yield (name, distances) of one tensor after the other.
 
     Args:
         a: as in `pair_distances`.
         b: as in `pair_distances`.
         metrics: as in `pair_distances`.
+        cluster: as in `pair_distances`.
     """
     names = weight_names(a, b)
     if not metrics or set(metrics) - set(METRICS):
@@ -120,7 +143,7 @@ def tensor_distances(a: Population, b: Population, metrics: Sequence[str] = ("l2
     if not len(a) or not len(b):
         raise InputError(f"expected networks on both sides, found {len(a)} and {len(b)}: add members")
     for name in names:
-        yield name, _Pass(a, b, name, metrics).run()
+        yield name, _measured(a, b, name, metrics, cluster or Serial())
 
 
 def weight_names(a: Population, b: Population) -> list[str]:
@@ -148,66 +171,22 @@ def weight_names(a: Population, b: Population) -> list[str]:
     return names
 
 
-class _Pass:
-    """One pass over the columns of one tensor, for both metrics."""
-
-    def __init__(self, a: Population, b: Population, name: str, metrics: Sequence[str]) -> None:
-        self.a, self.b, self.name = a, b, name
-        dtypes = (a.spec[name].dtype, b.spec[name].dtype)
-        self.dtype = torch.float64 if torch.float64 in dtypes else torch.float32
-        self.rounding = max(min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) for dtype in dtypes)
-        self.device, self.members = device_of(a), len(a) + len(b)
-        self.l2 = Squares(self.members, len(a), self.device) if "l2" in metrics else None
-        self.l1: Tensor | None = None
-        if "l1" in metrics:
-            self.l1 = torch.zeros(self.members, self.members, dtype=torch.float64, device=self.device)
-        self.norms = torch.zeros(self.members, dtype=torch.float64, device=self.device)  # squared with l2
-
-    def run(self) -> Distances:
-        """Read everything."""
-        for rows in self._blocks():
-            unit = unit_of(rows)
-            if math.isnan(unit):
-                raise _not_finite(rows, self.name, len(self.a))
-            if unit != 1:
-                rows.div_(unit)
-            order = 1 if self.l2 is None else 2
-            self.norms += (torch.linalg.vector_norm(rows, order, dim=1).double() * unit) ** order
-            if self.l1 is not None:
-                add_absolutes(self.l1, rows, unit)
-            if self.l2 is not None:
-                self.l2.add(rows, unit)  # centres them, so it comes last
-        l2, l1 = None if self.l2 is None else self.l2.found(), None if self.l1 is None else mirrored(self.l1)
-        for found in (l2, l1):
-            if found is not None and not bool(torch.isfinite(found).all()):
-                raise _not_finite(self.norms[:, None], self.name, len(self.a))
-        return Distances(len(self.a), l2, l1, self._spread(l2, l1))
-
-    def _spread(self, l2: Tensor | None, l1: Tensor | None) -> float:
-        distances = l1 if l2 is None else l2
-        assert distances is not None  # there is a metric
-        share = float(distances.max()) / max(float(self.norms.max()), 1e-300)
-        return (share if l2 is None else math.sqrt(share)) / self.rounding
-
-    def _blocks(self) -> Iterator[Tensor]:
-        """Ranges of columns of all members (m + n, columns), in one buffer that is filled again and again."""
-        size = self.a.spec[self.name].size
-        step = max(1, min(size, BLOCK_BYTES // (self.dtype.itemsize * self.members)))
-        buffer = torch.empty(self.members * step, dtype=self.dtype, device=self.device)
-        for start in range(0, size, step):
-            stop = min(start + step, size)
-            rows = buffer[: self.members * (stop - start)].view(self.members, stop - start)
-            read_columns(self.a, self.name, start, stop, rows[: len(self.a)])
-            read_columns(self.b, self.name, start, stop, rows[len(self.a) :])
-            yield rows
-
-
-def _not_finite(rows: Tensor, name: str, split: int) -> SpecError:
-    """Name the first network that holds NaN, infinity, or numbers near the largest that there are."""
-    bad = (~torch.isfinite(rows).all(1)).nonzero().flatten().tolist()
-    first = bad[0] if bad else 0  # only their sum is too large: all are to blame
-    where = f"member {first} of the first population" if first < split else f"member {first - split} of the second"
-    return SpecError(
-        f"tensor {name} of {where} holds NaN, infinity or numbers too large to be squared: leave this network out or "
-        "train it again with a smaller step"
+def _measured(a: Population, b: Population, name: str, metrics: Sequence[str], cluster: Cluster) -> Distances:
+    """The distances in one tensor."""
+    members, device = len(a) + len(b), device_of(a)
+    l2, l1 = (
+        torch.empty(members, members, dtype=torch.float64, device=device) if metric in metrics else None
+        for metric in ("l2", "l1")
     )
+    largest = norm = 0.0
+    for found in measured(a, b, name, metrics, cluster, block=BLOCK_BYTES):
+        left, right = found.tile
+        for whole, part in ((l2, found.l2), (l1, found.l1)):
+            if whole is not None and part is not None:
+                whole[left, right] = part
+                whole[right, left] = part.T.contiguous()  # turned within the cache: twice as fast
+        largest, norm = max(largest, found.largest), max(norm, found.norm)
+    share = largest / max(norm, 1e-300)
+    rounding = max(torch.finfo(crowd.spec[name].dtype).eps for crowd in (a, b))
+    rounding = min(rounding, torch.finfo(torch.float32).eps)  # networks in half precision are compared in float32
+    return Distances(len(a), l2, l1, (share if l2 is None else math.sqrt(share)) / rounding)

@@ -22,6 +22,7 @@ from torch import Tensor
 from onebasin.align import align, canonicalise
 from onebasin.align.form.canonical import SCALES
 from onebasin.align.form.order_keys import ORDERS
+from onebasin.cluster import Cluster
 from onebasin.errors import InputError
 from onebasin.population import Population
 from onebasin.symmetry import Symmetry
@@ -56,7 +57,14 @@ def check_form(form: str) -> None:
 
 @contextmanager
 def in_form(
-    a: Population, b: Population, symmetry: Symmetry, form: str, *, scratch: PathLike | None = None, seed: int = 0
+    a: Population,
+    b: Population,
+    symmetry: Symmetry,
+    form: str,
+    *,
+    cluster: Cluster,
+    scratch: PathLike | None = None,
+    seed: int = 0,
 ) -> Iterator[Crowds]:
     """Both crowds in a form, and what there is to say about it.
 
@@ -65,6 +73,7 @@ def in_form(
         b: the other.
         symmetry: of their model.
         form: see above.
+        cluster: who moves the networks.
         scratch: where a folder is made for crowds above 1 GB, and deleted at the end; the system's temporary folder
             by default.
         seed: of the order in which networks are aligned.
@@ -78,9 +87,9 @@ def in_form(
             _wide(crowd, None if folder is None else folder / f"wide-{side}") for side, crowd in (("a", a), ("b", b))
         )
         if form == ALIGNED:
-            yield _aligned(a, b, symmetry, folder, seed)
+            yield _aligned(a, b, symmetry, folder, seed, cluster)
         else:
-            yield _canonical(a, b, symmetry, form, folder)
+            yield _canonical(a, b, symmetry, form, folder, cluster)
 
 
 def _wide(crowd: Population, path: Path | None) -> Population:
@@ -94,12 +103,14 @@ def _wide(crowd: Population, path: Path | None) -> Population:
     return crowd.map(lambda block, _: {name: widened(value) for name, value in block.items()}, path=path)
 
 
-def _canonical(a: Population, b: Population, symmetry: Symmetry, form: str, folder: Path | None) -> Crowds:
+def _canonical(
+    a: Population, b: Population, symmetry: Symmetry, form: str, folder: Path | None, cluster: Cluster
+) -> Crowds:
     scale, order = form.split("/")
     moved, notes, tied = [], dict[str, None](), 0
     for name, crowd in (("a", a), ("b", b)):
         path = None if folder is None else folder / name
-        found = canonicalise(crowd, symmetry, scale=scale, order=order, path=path)
+        found = canonicalise(crowd, symmetry, scale=scale, order=order, path=path, cluster=cluster)
         assert found.population is not None
         moved.append(found.population)
         notes.update(dict.fromkeys(f"{form}: {note}" for note in found.notes))
@@ -109,8 +120,11 @@ def _canonical(a: Population, b: Population, symmetry: Symmetry, form: str, fold
     return moved[0], moved[1], tuple(notes)
 
 
-def _aligned(a: Population, b: Population, symmetry: Symmetry, folder: Path | None, seed: int) -> Crowds:
+def _aligned(
+    a: Population, b: Population, symmetry: Symmetry, folder: Path | None, seed: int, cluster: Cluster
+) -> Crowds:
     both = Population.concatenate([a, b])
     order = torch.randperm(len(both), generator=torch.Generator().manual_seed(seed))
-    found = align(both[order], symmetry, path=None if folder is None else folder / "both").population[order.argsort()]
+    path = None if folder is None else folder / "both"
+    found = align(both[order], symmetry, path=path, cluster=cluster).population[order.argsort()]
     return found[: len(a)], found[len(a) :], ()

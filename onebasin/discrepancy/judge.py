@@ -81,14 +81,19 @@ class Judge:
         """Metrics that the kernels need."""
         return tuple(dict.fromkeys(metric_of(kernel) for kernel, _ in PRESETS[self.preset]))
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the draws."""
+        return sum(draws.nbytes for draws in (self.sides, self.counts) if draws is not None)
+
     def gap(self, measured: Distances) -> Gap:
-        """Judge the distances of two crowds."""
+        """Judge the distances of two crowds, which are not to be used any more."""
         device = self._settle(measured)
         kernels: list[Kernel] = []
         exchanged: list[tuple[Tensor, Tensor]] = []
         drawn: list[Tensor] = []
         for kernel, rule in PRESETS[self.preset]:
-            pooled = measured.pooled(metric_of(kernel))
+            pooled = measured.pooled(metric_of(kernel), spend=True)
             for width in bandwidths(rule, pooled.distances, pooled.split).tolist():
                 matrix = kernel_matrix(pooled, width, kernel)
                 sums = self.runs.sums(matrix)

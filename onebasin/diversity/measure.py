@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Unpack, cast
 
 import torch
 from torch import Tensor, nn
 
 from onebasin.calling import Inputs
+from onebasin.cluster import Cluster, cluster_for
 from onebasin.diversity.pairing import Pairs
 from onebasin.diversity.report import Diversity
 from onebasin.errors import InputError
@@ -17,11 +18,15 @@ from onebasin.metrics.pairs import pairwise_mutual_information
 from onebasin.population import Population
 from onebasin.predict import examples_in
 from onebasin.predict.drawing import Crowd, first_of, networks_of
+from onebasin.predict.passing import Needs, Options, needs
 from onebasin.predict.portions import answers, pieces
-from onebasin.predict.predicting import Options, check_classes, check_output, predict, refuse_nan
+from onebasin.predict.predicting import check_classes, check_output, predict, refuse_nan
 
-HELD = 1 << 30  # bytes of probabilities in memory: inputs are cut into pieces that give as many
+HELD = 256 << 20  # bytes of probabilities in memory: inputs are cut into pieces that give as many
+SLICE = 1 << 24  # probabilities of all networks for some examples: what one worker looks at
 _CELLS = 1 << 22  # probabilities that are looked at in float64 at a time
+_COPIES = 4  # of the probabilities in memory: scores, themselves, and what is on its way
+_MATRICES = 8  # float64 (M, M) that a worker or the caller holds
 
 
 def diversity(
@@ -53,8 +58,7 @@ def diversity(
         threshold: pairs whose inside mutual information is at most this share of the median have collapsed
             into one function.
         closest: how many of the closest pairs are listed.
-        options: `draws`, `seed`, `chunk`, `batch` and `progress`, as in `predict`; progress is told for each pass over
-            the networks anew.
+        options: as in `predict`; progress is told for each pass over the networks anew.
 
     Raises:
         InputError: there are fewer than two networks or two classes, or an option makes no sense.
@@ -68,12 +72,17 @@ def diversity(
     numbers, crowd, of = _chosen(crowd, members, options)
     chain = networks_of(crowd, len(numbers), options.get("seed", 0)).chain
     pairs = Pairs.of(len(numbers), chain)
-    matrix, whole = _information(model, crowd, inside, options)
-    side, other, foreign = pairs.side(matrix, examples_in(inside), whole), None, None
+    foreign: Tensor | None = None
+    with cluster_for(options, **_needs(model, crowd, (inside, outside), options)) as cluster:
+        own = cast("Options", {**options, "cluster": cluster})
+        own.pop("memory", None)  # seen to above
+        matrix, whole = _information(model, crowd, inside, own, cluster)
+        if outside is not None:
+            foreign, far = _information(model, crowd, outside, own, cluster)
+    side, other = pairs.side(matrix, examples_in(inside), whole), None
     together: tuple[float | None, float | None] = None, None
-    if outside is not None:
-        foreign, whole = _information(model, crowd, outside, options)
-        other = pairs.side(foreign, examples_in(outside), whole)
+    if outside is not None and foreign is not None:
+        other = pairs.side(foreign, examples_in(outside), far)
         here, there = pairs.values(matrix), pairs.values(foreign)
         together = pearson(here, there), spearman(here, there)
     collapse, listed = pairs.collapse(matrix, threshold), pairs.closest(matrix, foreign, numbers, closest)
@@ -99,7 +108,18 @@ def _at_least_two(numbers: Tensor) -> Tensor:
     return numbers
 
 
-def _information(model: nn.Module, crowd: Crowd, inputs: Inputs, options: Options) -> tuple[Tensor, float]:
+def _needs(model: nn.Module, crowd: Crowd, inputs: tuple[Inputs, Inputs | None], options: Options) -> Needs:
+    """The memory of the passes over both inputs, and of the matrices of pairs."""
+    networks = networks_of(crowd, options.get("draws", 100), options.get("seed", 0))
+    matrices = _MATRICES * 8 * len(networks) ** 2
+    found = [needs(model, crowd, own, _COPIES * len(networks), options) for own in inputs if own is not None]
+    here = max(min(one["here"], _COPIES * HELD) for one in found)
+    return Needs(each=max(one["each"] for one in found) + min(here, 16 * SLICE) + matrices, here=here + matrices)
+
+
+def _information(
+    model: nn.Module, crowd: Crowd, inputs: Inputs, options: Options, cluster: Cluster
+) -> tuple[Tensor, float]:
     """Mutual information of every pair, float64 (M, M), and of all networks together; means over examples."""
     total, whole, examples = torch.zeros(()), 0.0, 0
     networks = networks_of(crowd, options.get("draws", 100), options.get("seed", 0))
@@ -107,12 +127,19 @@ def _information(model: nn.Module, crowd: Crowd, inputs: Inputs, options: Option
     for piece in pieces(answer, len(networks), inputs, HELD):
         found = _probabilities(model, crowd, piece, options)
         probabilities = found.movedim(2, -1).flatten(1, -2)  # places of a network that speaks about many
-        count = probabilities.shape[1]
-        total = total + count * pairwise_mutual_information(probabilities).cpu()
-        step = max(1, _CELLS // probabilities[:, 0].numel())
-        whole += sum(float(mutual_information(part).sum()) for part in probabilities.split(step, dim=1))
-        examples += count
+        step = max(1, SLICE // probabilities[:, 0].numel())
+        slices = (part.contiguous() for part in probabilities.split(step, dim=1))
+        for matrix, everybody in cluster.map(_compared, slices, shared=None):
+            total, whole = total + matrix, whole + everybody
+        examples += probabilities.shape[1]
     return total / examples, whole / examples
+
+
+def _compared(shared: None, probabilities: Tensor) -> tuple[Tensor, float]:
+    """Mutual information of every pair (M, M) and of all networks (M, examples, classes), summed over examples."""
+    matrix = probabilities.shape[1] * pairwise_mutual_information(probabilities).cpu()
+    step = max(1, _CELLS // probabilities[:, 0].numel())
+    return matrix, sum(float(mutual_information(part).sum()) for part in probabilities.split(step, dim=1))
 
 
 def _probabilities(model: nn.Module, crowd: Crowd, inputs: Inputs, options: Options) -> Tensor:

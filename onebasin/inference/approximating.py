@@ -42,7 +42,7 @@ def approximate(
     show: Show | None = options.pop("progress", None)
     job, execution = job_of(model, data, method, options, modes=modes, seed=seed)
     units = job.units(execution.get("chunk"))
-    runner = Runner(job, teller(units, show))
+    runner, tell = Runner(job), teller(units, show)
     runner.plan = replace(runner.plan, draws=0)
     kernel = runner.plan.stages[-1].kernel
     fitted = getattr(kernel, "components", None)
@@ -54,7 +54,7 @@ def approximate(
     gaussians: list[Gaussian] = []
     rests: list[State] = []
     for unit in units:
-        state = runner(unit, Memory()).state
+        state = runner(unit, Memory(), tell).state
         centres = getattr(kernel, "centres", None)  # where statistics at the mean are other than those of a draw
         drawn = centres(state) if centres else kernel.draw(state, Streams(seed, unit.window, "rest"))
         gaussians += fitted(state)[unit.rows]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from onebasin.cluster import Cluster, Serial, cluster_for
 from onebasin.errors import InputError
 from onebasin.inference.density.network import Data
 from onebasin.inference.runs.crew import run_apart, run_here
 from onebasin.inference.runs.definition import agreed, alone, read_definition, refuse_stranger
 from onebasin.inference.runs.job import Execution, Job, job_of
 from onebasin.inference.runs.journal import Disk, Memory, join_info, read_info, stack_info
+from onebasin.inference.runs.memory import kept_bytes, unit_bytes
 from onebasin.inference.runs.summary import summary
 from onebasin.inference.runs.telling import Show, teller
+from onebasin.inference.runs.units import Unit
 from onebasin.population import Population
 from onebasin.state import as_spec
 
@@ -53,8 +57,8 @@ def sample(
         path: stream draws into this folder; every finished shard survives whatever happens to the process.
         resume: go on with the run under `path`, bit for bit as if it had not been interrupted.
         **options: of the posterior (`prior`, `likelihood`, `noise`, `log_density`, ...: see `Density`), of the
-            execution (`start`, `workers`, `chunk`, `threads`, `progress`: see `Execution`), and of the method (see
-            `Options` in the method's file, or `onebasin sample --help`).
+            execution (`start`, `workers`, `cluster`, `memory`, `chunk`, `threads`, `progress`: see `Execution`), and
+            of the method (see `Options` in the method's file, or `onebasin sample --help`).
 
     Returns:
         The draws; `provenance` holds the settings and, under "diagnostics", how the sampler fared.
@@ -65,16 +69,23 @@ def sample(
         return _on_disk(job, execution, Path(path), resume, show)
     if resume:
         raise InputError("expected the folder of the run to be resumed, found no path: give path=")
-    if execution.get("workers", 1) > 1:
+    if _elsewhere(execution):
         with tempfile.TemporaryDirectory(prefix="onebasin-") as folder:
-            found = _on_disk(job, execution, Path(folder) / "run", False, show)
+            found = _on_disk(job, execution, Path(folder) / "run", False, show, kept=True)
             return found.to("cpu")  # out of the folder, which goes
     return _in_memory(job, execution, show)
 
 
+def _elsewhere(execution: Execution) -> bool:
+    """Whether other processes may be at work, which need a folder to write to."""
+    cluster = execution.get("cluster")
+    return execution.get("workers", 1) > 1 if cluster is None else not isinstance(cluster, Serial)
+
+
 def _in_memory(job: Job, execution: Execution, show: Show | None) -> Population:
     memory, units = Memory(), job.units(execution.get("chunk"))
-    run_here(job, units, memory, teller(units, show))
+    with _cluster(job, execution, units, kept=True):
+        run_here(job, units, memory, teller(units, show))
     shards = [shard for unit in units for shard in memory.shards[unit.name]]
     info = stack_info([join_info([shard.info for shard in memory.shards[unit.name]]) for unit in units])
     population = Population.from_stacked(
@@ -86,7 +97,10 @@ def _in_memory(job: Job, execution: Execution, show: Show | None) -> Population:
     return by_chain(population)
 
 
-def _on_disk(job: Job, execution: Execution, path: Path, resume: bool, show: Show | None) -> Population:
+def _on_disk(
+    job: Job, execution: Execution, path: Path, resume: bool, show: Show | None, *, kept: bool = False
+) -> Population:
+    """Run into a folder; `kept` says that the draws will be held in memory too."""
     stored = read_definition(path)
     if stored is not None and resume:
         job = replace(job, **{name: stored[name] for name in job.open})
@@ -95,14 +109,24 @@ def _on_disk(job: Job, execution: Execution, path: Path, resume: bool, show: Sho
         definition = agreed(path, {**job.definition(), "chunk": execution.get("chunk")}, stored)
         units = job.units(definition["chunk"])
         disk = Disk(path, as_spec(job.model), definition)
-        tell, workers = teller(units, show), execution.get("workers", 1)
-        if workers > 1 and len(units) > 1:
-            run_apart(job, units, disk, tell, workers)
-        else:
-            run_here(job, units, disk, tell)
+        with _cluster(job, execution, units, kept=kept) as cluster:
+            if isinstance(cluster, Serial):
+                run_here(job, units, disk, teller(units, show))
+            else:
+                run_apart(job, units, disk, teller(units, show), cluster)
     population = by_chain(Population.open(path))
     diagnostics: Mapping[str, Any] = summary(read_info(path))
     return replace(population, provenance={**population.provenance, "diagnostics": diagnostics})
+
+
+def _cluster(job: Job, execution: Execution, units: list[Unit], *, kept: bool) -> AbstractContextManager[Cluster]:
+    """Who runs the units: of the workers that were asked for, no more than find work."""
+    places, workers = dict(execution), execution.get("workers")
+    if workers is not None:
+        places["workers"] = min(workers, len(units))
+    if execution.get("memory") is None:
+        return cluster_for(places)
+    return cluster_for(places, each=unit_bytes(job), here=kept_bytes(job) if kept else 0)
 
 
 def by_chain(population: Population) -> Population:

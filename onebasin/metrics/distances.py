@@ -3,7 +3,8 @@
 Squared Euclidean distances come from products of matrices, |x|^2 + |y|^2 - 2 <x, y>. What is lost when nearly equal
 numbers are subtracted is kept small in two ways: each block of columns is centred first, every group of rows about its
 own centre, and products of blocks are summed in float64. For rows in float32 errors are then below 1e-6 of |x - c|^2, c
-being the centre of the group. With D the way from the centre of y to that of x, and x', y' about their own,
+being the centre of the group. Between two groups, with D the way from the centre of y to that of x, and x', y' about
+their own,
 
     |x - y|^2 = |x' - y'|^2 + 2 <D, x'> - 2 <D, y'> + |D|^2.
 
@@ -27,47 +28,79 @@ _NEARLY = 1e-5  # of |x - c|^2 + |y - c|^2: above, rows are no copies
 _ORDINARY = 30  # binary digits above and below 1 of numbers whose squares float32 can sum
 
 
-class Squares:
-    """Squared Euclidean distances of all pairs of rows (N, columns), which arrive in blocks of columns.
+class Within:
+    """Squared Euclidean distances of all pairs of rows x (N, columns), which arrive in blocks of columns.
 
     Args:
         rows: N.
-        split: the first so many rows are one group, the others another.
         device: where the rows are.
     """
 
-    def __init__(self, rows: int, split: int, device: torch.device | None = None) -> None:
-        self.split = split
+    def __init__(self, rows: int, device: torch.device | None = None) -> None:
         self.products = torch.zeros(rows, rows, dtype=torch.float64, device=device)
-        self.leaning = torch.zeros(rows, dtype=torch.float64, device=device)  # <D, x'>
-        self.apart = torch.zeros((), dtype=torch.float64, device=device)  # |D|^2
         self.prints = Fingerprints(rows, device)
 
     def add(self, rows: Tensor, unit: float = 1.0) -> None:
-        """Take in a block (N, columns) in float32 or float64, finite and in units of `unit`; it is centred in place."""
+        """Take in a block (N, columns) in float32 or float64, finite and in units of `unit`; it is not changed."""
         self.prints.add(rows)
-        groups = [group for group in (rows[: self.split], rows[self.split :]) if len(group)]
-        centres = [group.mean(0) for group in groups]
-        for group, centre in zip(groups, centres, strict=True):
-            group.sub_(centre)
-        area = unit * unit  # infinite where float64 has no such number
-        add_products(self.products, rows, area)
-        if len(groups) == 2:
-            way = centres[0] - centres[1]
-            self.apart += area * way.double().square().sum()
-            for part, step in zip(rows.split(COLUMNS, dim=1), way.split(COLUMNS), strict=True):
-                self.leaning.add_(part @ step, alpha=area)
+        add_products(self.products, rows - rows.mean(0), unit * unit)  # infinite where float64 has no such number
 
     def found(self) -> Tensor:
         """The squared distances so far, float64 (N, N), symmetric with zeros on the diagonal and for copies."""
-        result = squares(self.products)
-        first, second = self.leaning[: self.split, None], self.leaning[None, self.split :]
-        across = result[: self.split, self.split :]
-        across.add_(self.apart + 2 * first - 2 * second).clamp_min_(0)
-        result[self.split :, : self.split] = across.T
-        sizes = self.products.diagonal() + self.apart
-        near = result <= _NEARLY * (sizes[:, None] + sizes)  # if two prints are equal by chance, their rows are not
-        return result.masked_fill_(self.prints.equal() & near, 0)
+        norms, found = self.products.diagonal(), squares(self.products)
+        if len(self.prints.sums.unique()) == len(found):
+            return found
+        return _without_copies(found, (norms, norms), (self.prints, self.prints))
+
+
+class Across:
+    """Squared Euclidean distances of rows x (m, columns) from rows y (n, columns), in blocks of columns.
+
+    Args:
+        left: m.
+        right: n.
+        device: where the rows are.
+    """
+
+    def __init__(self, left: int, right: int, device: torch.device | None = None) -> None:
+        self.products = torch.zeros(left, right, dtype=torch.float64, device=device)
+        self.norms = self.products.new_zeros(left), self.products.new_zeros(right)  # |x'|^2, |y'|^2
+        self.leaning = self.products.new_zeros(left), self.products.new_zeros(right)  # <D, x'>, <D, y'>
+        self.apart = self.products.new_zeros(())  # |D|^2
+        self.prints = Fingerprints(left, device), Fingerprints(right, device)
+
+    def add(self, x: Tensor, y: Tensor, unit: float = 1.0) -> None:
+        """Take in blocks of the same columns, as `Within` does."""
+        area = unit * unit
+        centres = [rows.mean(0) for rows in (x, y)]
+        way = centres[0] - centres[1]
+        self.apart += area * way.double().square().sum()
+        left, right = (rows - centre for rows, centre in zip((x, y), centres, strict=True))
+        for rows, centred, prints, norms, leaning in zip(
+            (x, y), (left, right), self.prints, self.norms, self.leaning, strict=True
+        ):
+            prints.add(rows)
+            norms.add_(torch.linalg.vector_norm(centred, dim=1, dtype=torch.float64).square(), alpha=area)
+            for part, step in zip(centred.split(COLUMNS, dim=1), way.split(COLUMNS), strict=True):
+                leaning.add_(part @ step, alpha=area)
+        for here, there in zip(left.split(COLUMNS, dim=1), right.split(COLUMNS, dim=1), strict=True):
+            self.products.add_(here @ there.T, alpha=area)
+
+    def found(self) -> Tensor:
+        """The squared distances so far, float64 (m, n), zero for copies."""
+        x, y = self.norms
+        leaning = self.leaning[0][:, None] - self.leaning[1]
+        result = (x[:, None] + y).sub_(self.products, alpha=2).add_(leaning, alpha=2).add_(self.apart).clamp_min_(0)
+        return _without_copies(result, (x + self.apart, y + self.apart), self.prints)
+
+
+def _without_copies(squares: Tensor, sizes: tuple[Tensor, Tensor], prints: tuple[Fingerprints, Fingerprints]) -> Tensor:
+    """Set the distances (m, n) of copies to 0, in place; if two prints are equal by chance, their rows are not near."""
+    left, right = (own.sums for own in prints)
+    for row in torch.isin(left, right).nonzero().flatten().tolist():
+        near = squares[row] <= _NEARLY * (sizes[0][row] + sizes[1])
+        squares[row].masked_fill_((left[row] == right) & near, 0)
+    return squares
 
 
 class Fingerprints:
@@ -88,10 +121,6 @@ class Fingerprints:
             bits = (part + 0.0).view(torch.int32 if part.dtype == torch.float32 else torch.int64)  # -0 becomes 0
             mixed = bits.long() if bits.dtype == torch.int32 else bits ^ (bits >> 32)  # low bits are often all 0
             self.sums += mixed.mul_(drawn.to(part.device)).sum(1)
-
-    def equal(self) -> Tensor:
-        """Which rows are the same, bool (N, N)."""
-        return self.sums[:, None] == self.sums
 
 
 def unit_of(rows: Tensor) -> float:
@@ -118,7 +147,7 @@ def add_products(total: Tensor, rows: Tensor, factor: float = 1.0) -> None:
     """Add factor <r_i, r_j> to the upper part of `total`.
 
     Args:
-        total: float64 (N, N); entries below the diagonal are not to be relied on, see `squares`.
+        total: float64 (N, N); entries below the diagonal are not to be relied on.
         rows: (N, columns), float32 or float64, centred already.
         factor: of the products.
     """
@@ -131,19 +160,29 @@ def add_products(total: Tensor, rows: Tensor, factor: float = 1.0) -> None:
 def squares(products: Tensor) -> Tensor:
     """Turn products (N, N) of `add_products` into squared distances, symmetric with zeros on the diagonal."""
     norms = products.diagonal()
-    upper = (norms[:, None] + norms[None] - 2 * products).clamp_min_(0).triu_(1)
-    return upper + upper.T
+    return mirrored((norms[:, None] + norms).sub_(products, alpha=2).clamp_min_(0))
 
 
-def add_absolutes(total: Tensor, rows: Tensor, unit: float = 1.0) -> None:
-    """Add unit sum_k |r_ik - r_jk| to `total`, float64 (N, N), in the upper tiles only; see `mirrored`."""
-    for left, right in _tiles(len(rows), _CACHED):
-        for columns in range(0, rows.shape[1], _CACHED):
-            part = rows[:, columns : columns + _CACHED]
-            there = part[right].contiguous()
-            difference = torch.empty_like(there)
-            sums = [torch.sub(there, row, out=difference).abs_().sum(1) for row in part[left]]
-            total[left, right].add_(torch.stack(sums), alpha=unit)
+def add_absolutes(total: Tensor, left: Tensor, right: Tensor | None = None, unit: float = 1.0) -> None:
+    """Add unit sum_k |x_ik - y_jk| to `total`, float64 (m, n).
+
+    Args:
+        total: where to.
+        left: x, (m, columns).
+        right: y, (n, columns); x itself if it is left out, and then only upper tiles are filled, see `mirrored`.
+        unit: of the numbers.
+    """
+    other = left if right is None else right
+    for rows in _ranges(len(left), _CACHED):
+        for columns in _ranges(left.shape[1], _CACHED):
+            here = left[rows, columns]
+            for others in _ranges(len(other), _CACHED):
+                if right is None and others.start < rows.start:
+                    continue
+                there = other[others, columns].contiguous()
+                difference = torch.empty_like(there)
+                sums = [torch.sub(there, row, out=difference).abs_().sum(1) for row in here]
+                total[rows, others].add_(torch.stack(sums), alpha=unit)
 
 
 def mirrored(upper: Tensor) -> Tensor:
@@ -171,7 +210,7 @@ def pairwise(rows: Tensor, metric: str = "l2") -> Tensor:
     if math.isnan(unit):
         raise InputError("expected finite rows, found NaN or infinity: leave these members out")
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    found = Squares(len(rows), len(rows), rows.device)
+    found = Within(len(rows), rows.device)
     for part in rows.split(COLUMNS, dim=1):
         wide = part.double() / unit
         if metric == "l1":
@@ -181,7 +220,6 @@ def pairwise(rows: Tensor, metric: str = "l2") -> Tensor:
     return (mirrored(total) if metric == "l1" else found.found().sqrt_()) * unit
 
 
-def _tiles(rows: int, size: int) -> list[tuple[slice, slice]]:
-    """Pairs of row ranges that cover everything on and above the diagonal."""
-    parts = [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
-    return [(left, right) for number, left in enumerate(parts) for right in parts[number:]]
+def _ranges(count: int, size: int) -> list[slice]:
+    """Ranges of at most `size` that cover everything."""
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]

@@ -20,16 +20,19 @@ weights; both are there to compare with the paper. Distances of 0 are passed ove
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.metrics.selection import smallest
 
 METRIC_OF = {"laplace": "l1", "gaussian": "l2", "multiquadric": "l2"}
 RULES = ("median", "pooled", "paper", "paper-floors")
 COUNT = 10  # bandwidths in a collection
+_ROWS = 512  # of a matrix that are looked at together
 _FIRST = 500  # members of each sample that the paper looks at
 _NEAR, _FAR = 0.1, 0.3  # its floors
 
@@ -65,7 +68,7 @@ def bandwidths(rule: Bandwidth, distances: Tensor, split: int) -> Tensor:
 
     Args:
         rule: a rule of this page, a number, or several.
-        distances: (N, N) of the pooled sample.
+        distances: (N, N) of the pooled sample, symmetric with zeros on the diagonal.
         split: the first so many members are x, the others y.
 
     Returns:
@@ -75,19 +78,17 @@ def bandwidths(rule: Bandwidth, distances: Tensor, split: int) -> Tensor:
         return _given(rule, distances.device)
     if rule not in RULES:
         raise InputError(f"expected bandwidth {', '.join(RULES)} or numbers, found {rule!r}: choose one of them")
-    if rule.startswith("paper"):
-        chosen = distances[:split, split:][:_FIRST, :_FIRST].flatten()
-    else:
-        row, column = torch.triu_indices(len(distances), len(distances), 1, device=distances.device)
-        chosen = distances[row, column]
-    positive = chosen[chosen > 0].double()
+    chosen = distances[:split, split:][:_FIRST, :_FIRST] if rule.startswith("paper") else distances
     if rule == "paper-floors":
-        return _floored(positive)
-    if not len(positive):
+        return _floored(chosen[chosen > 0].double())
+    positive = int(torch.count_nonzero(chosen > 0))
+    if not positive:
         return torch.ones(1 if rule == "median" else COUNT, dtype=torch.float64, device=distances.device)
-    if rule == "median":
-        return positive.median().reshape(1)
-    return _geometric(float(positive.min()) / 2, 2 * float(positive.max()), distances.device)
+    if rule == "median":  # every pair is there twice, and members at a distance of 0 come first
+        middle = smallest(chosen, chosen.numel() - positive + 2 * ((positive // 2 - 1) // 2))
+        return torch.tensor([middle], dtype=torch.float64, device=distances.device)
+    least = min(float(torch.where(rows > 0, rows, math.inf).min()) for rows in chosen.split(_ROWS))
+    return _geometric(least / 2, 2 * float(chosen.max()), distances.device)
 
 
 def _floored(distances: Tensor) -> Tensor:

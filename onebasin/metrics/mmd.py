@@ -47,7 +47,8 @@ class Pooled:
     metric: str
 
     def __post_init__(self) -> None:
-        if not bool(((self.distances >= 0) & self.distances.isfinite()).all()):
+        low, high = self.distances.aminmax() if self.distances.numel() else (self.distances.sum(), self.distances.sum())
+        if not (float(low) >= 0 and math.isfinite(float(high))):
             raise InputError(
                 "expected distances >= 0, found NaN, infinity or numbers below 0: leave out members that are not "
                 "finite, and divide very large ones by a number"

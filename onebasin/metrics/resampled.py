@@ -22,6 +22,7 @@ from torch import Tensor
 from onebasin.errors import InputError
 
 FEWEST = 3  # members of a side whose resamples differ from each other
+_ROWS = 1024  # of a symmetric matrix that are multiplied at once, from the diagonal on
 _VARIES = 1e3  # times its rounding: a statistic that varies less does not vary
 
 
@@ -50,7 +51,7 @@ def side_statistics(matrix: Tensor, sides: Tensor) -> Tensor:
     m = int(sides[:, 0].sum())
     n = len(sides) - m
     whole, touching = matrix.sum(), matrix.sum(1) @ sides
-    xx = (sides * (matrix @ sides)).sum(0)
+    xx = _quadratic(matrix, sides)
     xy = touching - xx
     yy = whole - 2 * touching + xx
     return xx / max(1, m * (m - 1)) + yy / max(1, n * (n - 1)) - 2 * xy / (m * n)
@@ -125,10 +126,21 @@ def weighted_statistics(sums: Tensor, sizes: Tensor, split: int, counts: Tensor)
 
 def _within(sums: Tensor, sizes: Tensor, counts: Tensor) -> Tensor:
     """Mean over pairs of different groups."""
-    off = sums - torch.diag(sums.diagonal())
+    off = sums - torch.diag(sums.diagonal()) if bool(sums.diagonal().any()) else sums
     weights = sizes[:, None] * counts
     pairs = weights.sum(0).square() - weights.square().sum(0)
-    return (counts * (off @ counts)).sum(0) / torch.where(pairs > 0, pairs, math.nan)
+    return _quadratic(off, counts) / torch.where(pairs > 0, pairs, math.nan)
+
+
+def _quadratic(matrix: Tensor, columns: Tensor) -> Tensor:
+    """The form a'Ka of each column a of (N, count), (count,), for a symmetric K (N, N), of which half suffices."""
+    total = columns.new_zeros(columns.shape[1])
+    for start in range(0, len(matrix), _ROWS):
+        stop = min(start + _ROWS, len(matrix))
+        own = columns[start:stop]
+        above = matrix[start:stop, stop:] @ columns[stop:]
+        total += (own * (matrix[start:stop, start:stop] @ own).add_(above, alpha=2)).sum(0)
+    return total
 
 
 def percentiles(values: Tensor, confidence: float) -> tuple[float, float]:

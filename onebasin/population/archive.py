@@ -1,38 +1,31 @@
-"""Networks in tar archives: the layout of the "Checkpoints" data set of Laurent, Aldea & Franchi (2024).
+"""Networks out of tar archives, in the order of the numbers in their names. Nothing is unpacked to the disk.
 
-    models/<name>/<name>-<first>-<last>.tgz     with name = <dataset>-<architecture>, as mnist-optunet
-        <name>-<first>-<last>/<name>-<number>.safetensors     one network each, in half precision
-
-A packed archive has no way to jump to a member, so that its networks are read once, into memory, in the order of the
-numbers in their names. Nothing is unpacked to the disk.
+A packed archive has no way to jump to a member. Whoever needs an order looks through it once for names, and reads it
+once more if it is in order; if it is not, members wait in a buffer, and what the buffer cannot hold is read again.
 """
 
 from __future__ import annotations
 
-import gzip
-import io
+import heapq
 import json
 import os
-import tarfile
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
-from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import BinaryIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load
 from torch import Tensor
 
 from onebasin.errors import InputError, StorageError, UnsafeFileError
-from onebasin.population.durable import make_folder, publish
 from onebasin.population.read import natural_key, own_names
 from onebasin.population.tar_stream import RATIO, files_in
-from onebasin.population.writer import Crowd
+from onebasin.population.tensor_file import is_usual
 from onebasin.state import Spec, State, check_spec, spec_of
 
 ARCHIVES = (".tgz", ".tar.gz", ".tar")
-PER_ARCHIVE = 1024  # networks, as published
+BUFFER = 256 << 20  # bytes of members that came before their turn
 _NOTES = (".md", ".txt", ".json", ".yaml", ".yml", ".csv")  # beside networks these explain; they are not read
 _NAMED_NOTES = ("README", "LICENSE", "LICENCE", "NOTICE")
 
@@ -48,87 +41,12 @@ def archive_paths(folder: Path) -> list[Path]:
     return sorted(found, key=natural_key)
 
 
-def write_archives(
-    population: Crowd,
-    folder: str | os.PathLike[str],
-    name: str,
-    *,
-    per_archive: int = PER_ARCHIVE,
-    dtype: torch.dtype | None = torch.float16,
-    first: int = 0,
-) -> list[Path]:
-    """Write networks as `folder`/models/`name`/`name`-`first`-`last`.tgz, each archive whole or not at all.
+@dataclass(frozen=True)
+class Contents:
+    """What an archive holds: the names of its networks in natural order, and the bytes of all of them."""
 
-    The same networks give the same bytes, whenever and by whomever they are written.
-
-    Args:
-        population: the networks.
-        folder: of the data set.
-        name: <dataset>-<architecture>, as "mnist-optunet".
-        per_archive: networks in each.
-        dtype: of floating-point tensors; None leaves theirs.
-        first: number of the first network.
-
-    Returns:
-        The archives, in order.
-
-    Raises:
-        InputError: there are no networks, or a name or number that cannot be used, or a weight that does not fit into
-            `dtype`.
-    """
-    if not len(population) or per_archive < 1 or first < 0:
-        raise InputError(
-            f"expected at least one network, one per archive, and numbers from 0 on, found {len(population)}, "
-            f"{per_archive} and {first}: give others"
-        )
-    if not name or {PurePosixPath(name).name, PureWindowsPath(name).name} != {name} or name.startswith("."):
-        raise InputError(
-            f"expected a name such as mnist-optunet, found {name!r}: give one without /, \\, : and leading dot"
-        )
-    target = Path(folder) / "models" / name
-    make_folder(target)
-    made: list[Path] = []
-    contents = (_stored(state, dtype, number) for number, state in _members(population))
-    for start in range(0, len(population), per_archive):
-        last = min(start + per_archive, len(population)) - 1
-        stem = f"{name}-{first + start}-{first + last}"
-        names = [f"{stem}/{name}-{first + number}.safetensors" for number in range(start, last + 1)]
-        made.append(target / f"{stem}.tgz")
-        publish(made[-1], partial(_write, files=zip(names, contents, strict=False)), replace=True)
-    return made
-
-
-def _members(population: Crowd) -> Iterator[tuple[int, State]]:
-    """Networks by number, read block by block."""
-    for start, block in population.blocks():
-        for row in range(len(next(iter(block.values())))):
-            yield start + row, {name: value[row] for name, value in block.items()}
-
-
-def _stored(state: State, dtype: torch.dtype | None, number: int) -> bytes:
-    """The content of a safetensors file."""
-    kept: dict[str, Tensor] = {}
-    for name, value in state.items():
-        narrow = value.to(dtype) if dtype is not None and value.is_floating_point() else value
-        if not torch.equal(torch.isfinite(narrow), torch.isfinite(value)):
-            raise InputError(
-                f"tensor {name} of member {number} holds {float(value.abs().max()):.3g}, which {dtype} cannot: "
-                "give a wider dtype"
-            )
-        kept[name] = narrow.detach().cpu().contiguous().clone()  # tensors that share memory are refused
-    return save(kept)
-
-
-def _write(file: BinaryIO, files: Iterable[tuple[str, bytes]]) -> None:
-    """A gzipped tar archive without dates, owners or anything else that is not its content."""
-    with (
-        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w|") as archive,
-    ):
-        for name, content in files:
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(content), 0o644
-            archive.addfile(member, io.BytesIO(content))
+    names: tuple[str, ...]
+    nbytes: int
 
 
 def networks_in(
@@ -149,19 +67,120 @@ def networks_in(
         UnsafeFileError: a member is a link, a device, a pickle, or leads out of its folder; or there is too much.
         SpecError: two networks differ.
     """
-    expected, origin, found = spec, "the given spec", 0
-    for name, content in files_in(Path(path), ratio=ratio):
+    return _checked(_packed(Path(path), ratio), path, spec)
+
+
+def contents_of(path: Path) -> Contents:
+    """Look through an archive; what it holds is looked at no further.
+
+    Raises:
+        StorageError: the archive is damaged, holds no network, or two under one name.
+        UnsafeFileError: see `networks_in`.
+    """
+    sizes: dict[str, int] = {}
+    for name, content in _packed(path):
+        if name in sizes:
+            raise StorageError(f"{path} holds member {name!r} twice, expected each name once: pack it again")
+        sizes[name] = len(content)
+    names = sorted(sizes, key=lambda name: natural_key(PurePosixPath(name)))
+    return Contents(tuple(names), sum(sizes.values()))
+
+
+def ordered_networks(
+    path: Path, names: Sequence[str], *, spec: Spec | None = None, buffer: int = BUFFER
+) -> Iterator[tuple[str, State]]:
+    """Yield the networks of these names in this order, with at most `buffer` bytes and one network in memory."""
+    return _checked(in_order(lambda: _packed(path), names, buffer), path, spec)
+
+
+def in_order(
+    passes: Callable[[], Iterable[tuple[str, bytes]]], names: Sequence[str], buffer: int
+) -> Iterator[tuple[str, bytes]]:
+    """Yield named contents in the order of `names`, though each pass has them in an order of its own.
+
+    What comes too early waits, the last of it being dropped when more than `buffer` bytes wait, and found again by
+    another pass. A pass in the right order is the only one.
+
+    >>> mixed = [("c", b"3"), ("a", b"1"), ("b", b"2"), ("d", b"4")]
+    >>> [name for name, _ in in_order(lambda: mixed, "abd", buffer=1)]
+    ['a', 'b', 'd']
+    """
+    turn = {name: number for number, name in enumerate(names)}
+    done = 0
+    while done < len(names):
+        before, held = done, 0
+        waiting: dict[int, bytes] = {}
+        latest: list[int] = []  # a heap of those that wait or waited, the last one first
+        for name, content in passes():
+            number = turn.get(name, -1)
+            if number < done:
+                continue
+            waiting[number], held = content, held + len(content)
+            heapq.heappush(latest, -number)
+            while done in waiting:
+                held -= len(waiting[done])
+                yield names[done], waiting.pop(done)
+                done += 1
+            while held > buffer and waiting:
+                held -= len(waiting.pop(-heapq.heappop(latest), b""))
+            if done == len(names):
+                return
+        if done == before:
+            raise StorageError(f"member {names[done]!r} was there before and is gone: do not change what is being read")
+
+
+def stacked_archive(path: Path, expected: Spec | None, room: int) -> State:
+    """All networks of an archive as tensors (members, *shape), ordered by the numbers in their names.
+
+    Args:
+        path: the archive.
+        expected: see `networks_in`.
+        room: bytes that they may take.
+    """
+    found: list[tuple[str, State]] = []
+    for name, state in networks_in(path, spec=expected):
+        room -= sum(value.nbytes for value in state.values())
+        if room < 0:
+            raise too_large(path)
+        found.append((name, state))
+    found.sort(key=lambda item: natural_key(PurePosixPath(item[0])))
+    states = [state for _, state in found]
+    del found
+    # Tensor by tensor, so that only one is in memory twice.
+    return {name: torch.stack([state.pop(name) for state in states]) for name in list(states[0])}
+
+
+def too_large(path: Path | str) -> InputError:
+    """The sentence for archives that do not fit into memory."""
+    return InputError(
+        f"{path} holds more than can be opened in memory, as archives are: stream it into a folder once, with "
+        f"onebasin import '{path}' -o FOLDER, and open that"
+    )
+
+
+def _packed(path: Path, ratio: float = RATIO) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the networks of an archive, of which there is at least one."""
+    found = False
+    for name, content in files_in(path, ratio=ratio):
+        if _holds_network(name, f"member {name!r} of {path}"):
+            found = True
+            yield name, content
+    if not found:
+        raise StorageError(f"expected .safetensors files in {path}, found none: check the path")
+
+
+def _checked(
+    members: Iterable[tuple[str, bytes]], path: str | os.PathLike[str], spec: Spec | None
+) -> Iterator[tuple[str, State]]:
+    """Read members, which must agree with the spec or with the first."""
+    expected, origin = spec, "the given spec"
+    for name, content in members:
         where = f"member {name!r} of {path}"
-        if not _holds_network(name, where):
-            continue
         state = _read(content, where, spec)
         if expected is None:
             expected, origin = spec_of(state), PurePosixPath(name).name
         check_spec(spec_of(state), expected, where=f"{where}, compared with {origin},")
-        found += 1
         yield name, state
-    if not found:
-        raise StorageError(f"expected .safetensors files in {path}, found none: check the path")
 
 
 def _holds_network(name: str, where: str) -> bool:
@@ -180,9 +199,10 @@ def _holds_network(name: str, where: str) -> bool:
 
 def _read(content: bytes, where: str, expected: Spec | None) -> State:
     try:
+        names = _stored_names(content)
         loaded: Mapping[str, Tensor] = load(content)
-        found = {name: loaded[name] for name in _stored_names(content)}
-    except (SafetensorError, ValueError, KeyError) as error:
+        found = {name: loaded[name] for name in names}
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StorageError(
             f"expected a whole safetensors file, but {where} ({len(content):,} bytes) is truncated or corrupt "
             f"({error}): copy the archive again from its source"
@@ -195,22 +215,13 @@ def _read(content: bytes, where: str, expected: Spec | None) -> State:
 def _stored_names(content: bytes) -> list[str]:
     """The names of a safetensors file in its own order; the library gives them in another one each time.
 
+    >>> from safetensors.torch import save
     >>> _stored_names(save({"b": torch.zeros(1), "a": torch.zeros(1)}))
     ['a', 'b']
     """
     length = int.from_bytes(content[:8], "little")
-    return [name for name in json.loads(content[8 : 8 + length]) if name != "__metadata__"]
-
-
-def stacked_archive(path: Path, expected: Spec | None = None) -> tuple[list[str], State]:
-    """All networks of an archive as tensors (members, *shape), and their names; ordered by the numbers in the names."""
-    found = sorted(networks_in(path, spec=expected), key=lambda item: _order(item[0]))
-    names, states = [name for name, _ in found], [state for _, state in found]
-    del found
-    # Tensor by tensor, so that only one is in memory twice.
-    stacked = {name: torch.stack([state.pop(name) for state in states]) for name in list(states[0])}
-    return names, stacked
-
-
-def _order(name: str) -> list[list[tuple[int, str]]]:
-    return [natural_key(Path(part)) for part in PurePosixPath(name).parts]
+    header = json.loads(content[8 : 8 + length])
+    names = [name for name in header if name != "__metadata__"]
+    if not all(is_usual(name, header[name]["shape"]) for name in names):
+        raise ValueError("a tensor has a name or shape that no network has")
+    return names

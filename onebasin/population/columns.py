@@ -6,11 +6,13 @@ into a buffer of the caller, and the map is dropped with the call: pages of the 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from onebasin.population.crowd import Population
-from onebasin.population.sources import consecutive
+from onebasin.population.sources import MemorySource, consecutive
 
 
 def device_of(population: Population) -> torch.device:
@@ -26,6 +28,19 @@ def overlapping(a: Population, b: Population) -> bool:
     (True, False)
     """
     return any(one is other for one in a._sources for other in b._sources)
+
+
+def only(population: Population, name: str) -> Population:
+    """The same members with one tensor alone, without a copy: who sends some of them sends nothing else.
+
+    >>> only(Population.from_stacked({"w": torch.zeros(4, 2), "b": torch.zeros(4)}), "b").names
+    ('b',)
+    """
+    sources = tuple(
+        MemorySource({name: source.tensors[name]}, source.count) if isinstance(source, MemorySource) else source
+        for source in population._sources
+    )
+    return replace(population, _sources=sources, spec={name: population.spec[name]})
 
 
 def read_columns(population: Population, name: str, start: int, stop: int, out: Tensor) -> None:

@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError, SpecError
+from onebasin.population.inspection import source_problems
+from onebasin.population.mapping import map_members
 from onebasin.population.opening import joined, open_parts
-from onebasin.population.saving import save_file, save_folder, source_problems
+from onebasin.population.saving import save_file, save_folder
 from onebasin.population.shard import block_spec
 from onebasin.population.sources import MemorySource, Source, gather
 from onebasin.population.stacking import (
     as_rows,
     as_tensors,
-    checked_results,
-    collect,
+    checked_result,
     flat_rows,
     member_values,
     merge_chains,
@@ -132,8 +133,8 @@ class Population:
 
         Args:
             path: a folder with `population.json`, or with .safetensors, .pt, .pth, .th or .ckpt files (one network
-                each, in natural order of their names), or one such file; or .tgz or .tar archives of safetensors files,
-                whose networks are read into memory. Torch files never run code.
+                each, in natural order of their names), or one such file; .tgz or .tar archives of safetensors files,
+                read into memory; a pattern of these; or hf://OWNER/NAME on the hub. Torch files never run code.
             spec: refuse members that differ from this spec, state or module; a shared prefix of names is stripped.
             finite: read everything, and refuse NaN and infinity.
         """
@@ -247,14 +248,10 @@ class Population:
                 and the result stays there.
         """
         if path is None and not size and len(self._sources) == 1 and isinstance(self._sources[0], MemorySource):
-            size = len(self)
-        results = checked_results(function, self.blocks(size or None))
-        if path is None:
-            tensors = collect(results, len(self)) or self.stacked()
-            result = Population.from_stacked(tensors, provenance=self.provenance)
+            made = checked_result(function(self.stacked(), 0), self.stacked(), len(self))
+            result = Population.from_stacked(made, provenance=self.provenance)
             return replace(result, chain=self.chain, log_density=self.log_density)
-        save_folder(Path(path), results, self)
-        return Population.open(path)
+        return map_members(self, function, None if path is None else Path(path), size or None)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Population:
         """Return the population in memory on a device, its floating-point tensors in a dtype."""
@@ -280,7 +277,7 @@ class Population:
         """Read what is on disk and compare checksums; look for unfinished files; return one sentence per problem.
 
         With `finite`, also look for NaN and infinity in the members. A folder that no longer opens is examined
-        by `folder_problems(path)`.
+        by `onebasin check` and `inspect_population(path)`.
         """
         problems = source_problems(self._sources)
         if finite and not problems:

@@ -7,15 +7,17 @@ import re
 import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from onebasin.errors import StorageError, UnsafeFileError
+from onebasin.errors import OnebasinError, StorageError, UnsafeFileError
+from onebasin.population.plain_tensors import check_plain
 from onebasin.population.sources import FileSource, MemorySource, Source
 from onebasin.population.tensor_file import TensorFile
+from onebasin.population.torch_pickle import check_torch_file
 from onebasin.state import Spec, spec_of
 
 TORCH_SUFFIXES = (".pt", ".pth", ".th", ".ckpt")
@@ -26,14 +28,19 @@ _NESTED = re.compile(r"state_dict|model_state_dict|model|net|network|params|weig
 _WRAPPERS = ("module.", "_orig_mod.")  # DataParallel and torch.compile
 
 
-def natural_key(path: Path) -> list[tuple[int, str]]:
-    """Sort `net10` after `net9`.
+def natural_key(path: PurePath) -> list[list[tuple[int, str]]]:
+    """Sort `net10` after `net9`, in every folder of the path.
 
     >>> sorted([Path("net10.pt"), Path("net9.pt")], key=natural_key)[0].name
     'net9.pt'
     """
-    parts = re.split(r"(\d+)", path.name)
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+    return [[*map(_piece_key, re.split(r"(\d+)", part)), (-1, part)] for part in path.parts]  # net1, then net01
+
+
+def _piece_key(piece: str) -> tuple[int, str]:
+    """Numbers by value, however long they are; text before them."""
+    digits = piece.lstrip("0")
+    return (len(digits), digits) if piece.isdecimal() else (-1, piece)
 
 
 def network_paths(folder: Path) -> list[Path]:
@@ -79,8 +86,9 @@ def torch_sources(path: Path, expected: Spec | None = None) -> list[tuple[Source
     content = load_weights(path)
     several = isinstance(content, list | tuple) and content and all(isinstance(item, Mapping) for item in content)
     sources: list[tuple[Source, Spec]] = []
-    for item in content if several else [content]:
-        state = _find_state(item)
+    found = [(item, _find_state(item)) for item in (content if several else [content])]
+    check_plain((state for _, state in found), path)
+    for item, state in found:
         if not state:
             keys = ", ".join(list(map(str, item))[:6]) if isinstance(item, Mapping) else type(item).__name__
             raise StorageError(
@@ -118,11 +126,14 @@ def load_weights(path: Path) -> Any:
         StorageError: when the file is empty, truncated or no torch file.
     """
     try:
+        check_torch_file(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # about odd files, each of which we refuse in our own words
             return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except FileNotFoundError as error:
         raise StorageError(f"{path} does not exist: check the path") from error
+    except OnebasinError:
+        raise
     except Exception as error:  # a corrupt pickle can fail in any way
         if code := _wanted_code(path, error):
             raise UnsafeFileError(

@@ -1,7 +1,7 @@
 """One immutable block of members in one safetensors file, with a checksum per tensor.
 
 Layout: stacked tensors (members, *shape) under their own names, two optional reserved tensors for chain and log
-density, and text metadata: format, version, members, writer, sequence, and `checksums`, a JSON object
+density, and text metadata: format, version, members, writer, sequence, population, and `checksums`, a JSON object
 {name: 8 hexadecimal digits} whose order is the order of the spec.
 """
 
@@ -18,9 +18,17 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import SpecError, StorageError
+from onebasin.population.checksum import chunks, fold, sealed
 from onebasin.population.durable import publish
 from onebasin.population.sources import FileSource
-from onebasin.population.tensor_file import CODES, TensorFile, bytes_of, chunks, fold, read_header, stored_checksum
+from onebasin.population.tensor_file import (
+    CHECKSUMS,
+    CODES,
+    TensorFile,
+    bytes_of,
+    expected_checksums,
+    read_header,
+)
 from onebasin.state import Spec, TensorSpec, spec_of
 
 FORMAT = "onebasin-shard"
@@ -41,12 +49,22 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Origin:
+    """Who wrote a shard, as which of its shards, and into which population (its manifest's identity)."""
+
+    writer: str = ""
+    sequence: int = 0
+    population: str = ""
+
+
+@dataclass(frozen=True)
 class Shard:
     """A shard on disk whose header was read."""
 
     source: FileSource
     spec: Spec
     checksums: Mapping[str, str]
+    origin: Origin
     chain: Tensor | None
     log_density: Tensor | None
 
@@ -75,16 +93,33 @@ def check_names(spec: Spec) -> None:
             raise SpecError(f"tensor {name} is {tensor}, which a safetensors file cannot hold: convert it first")
 
 
-def write_shard(path: Path, block: Block, *, writer: str = "", sequence: int = 0, replace: bool = False) -> None:
+def write_shard(path: Path, block: Block, origin: Origin | None = None, *, replace: bool = False) -> None:
     """Write one block; the file appears under its name when it is whole and on the disk."""
-    tensors = dict(block.tensors)
-    if block.chain is not None:
-        tensors[_CHAIN] = block.chain
-    if block.log_density is not None:
-        tensors[_LOG_DENSITY] = block.log_density
-    facts = {"members": str(block.count), "writer": writer, "sequence": str(sequence)}
+    tensors = _stored(block)
+    told = {name: str(value) for name, value in vars(origin or Origin()).items()}
+    facts = {"members": str(block.count), **told}
     size = sum(tensor.nbytes for tensor in tensors.values())
     publish(path, lambda file: _write(file, tensors, facts), size=size, replace=replace)
+
+
+def _stored(block: Block) -> dict[str, Tensor]:
+    """All tensors of a block by their names in the file."""
+    extras = {_CHAIN: block.chain, _LOG_DENSITY: block.log_density}
+    return {**block.tensors, **{name: value for name, value in extras.items() if value is not None}}
+
+
+def holds(shard: Shard, block: Block) -> bool:
+    """Whether a shard is what `write_shard` would make of this block, bit for bit."""
+    tensors = _stored(block)
+    if shard.source.count != block.count or list(shard.checksums) != list(tensors):
+        return False
+    stored = shard.source.views(list(tensors), 0, block.count)
+    return all(
+        stored[name].shape == tensor.shape
+        and stored[name].dtype == tensor.dtype
+        and bytes_of(stored[name]) == bytes_of(tensor.contiguous().cpu())
+        for name, tensor in tensors.items()
+    )
 
 
 def _write(file: BinaryIO, tensors: Mapping[str, Tensor], facts: dict[str, str]) -> None:
@@ -108,7 +143,7 @@ def _by_alignment(tensors: Mapping[str, Tensor]) -> list[str]:
 
 def _header(tensors: Mapping[str, Tensor], facts: dict[str, str], sums: dict[str, str]) -> bytes:
     version = {"format": "pt", "onebasin": FORMAT, "version": str(VERSION)}
-    header: dict[str, object] = {"__metadata__": {**version, **facts, "checksums": json.dumps(sums)}}
+    header: dict[str, object] = {"__metadata__": sealed({**version, **facts, CHECKSUMS: json.dumps(sums)})}
     end = 0
     for name in _by_alignment(tensors):
         start, end = end, end + tensors[name].nbytes
@@ -139,8 +174,11 @@ def shard_of(file: TensorFile) -> Shard:
     if version.isdecimal() and int(version) > VERSION:
         raise StorageError(f"{file.path} has shard version {version}, expected {VERSION}: upgrade onebasin")
     try:
-        count, sums = int(file.metadata["members"]), dict(json.loads(file.metadata["checksums"]))
+        count, sums = int(file.metadata["members"]), expected_checksums(file)
+        origin = Origin(file.metadata["writer"], int(file.metadata["sequence"]), file.metadata.get("population", ""))
         stored = {name: file.entries[name].spec for name in sums}
+        if not stored or not 0 <= count <= file.nbytes or _strange_extras(stored):
+            raise ValueError("no tensors, more members than bytes, or chains that are none")
         whole = is_shard(file) and all(tensor.shape[:1] == (count,) for tensor in stored.values())
     except (KeyError, ValueError):
         whole = False
@@ -152,7 +190,15 @@ def shard_of(file: TensorFile) -> Shard:
     names = [name for name in stored if not name.startswith(RESERVED)]
     spec = {name: TensorSpec(stored[name].shape[1:], stored[name].dtype) for name in names}
     source = FileSource(file, {name: name for name in stored}, count)
-    return Shard(source, spec, sums, _extra(source, _CHAIN), _extra(source, _LOG_DENSITY))
+    return Shard(source, spec, sums, origin, _extra(source, _CHAIN), _extra(source, _LOG_DENSITY))
+
+
+def _strange_extras(stored: Spec) -> bool:
+    """Whether chains or log densities are anything but one number of their kind per member."""
+    kinds = {_CHAIN: torch.int64, _LOG_DENSITY: torch.float64}
+    return any(
+        name in stored and (len(stored[name].shape) != 1 or stored[name].dtype != kind) for name, kind in kinds.items()
+    )
 
 
 def _extra(source: FileSource, name: str) -> Tensor | None:
@@ -161,17 +207,6 @@ def _extra(source: FileSource, name: str) -> Tensor | None:
     values = torch.empty(source.count, dtype=source.file.entries[name].spec.dtype)
     source.fill({name: values}, torch.arange(source.count))
     return values
-
-
-def shard_problems(shard: Shard) -> list[str]:
-    """Compare every tensor on the disk with its checksum; return one sentence per difference."""
-    path = shard.source.path
-    return [
-        f"{path}: tensor {name} does not match its checksum (stored {expected}, found {found}): "
-        "restore the file from a copy, or delete it to go on without its members"
-        for name, expected in shard.checksums.items()
-        if (found := stored_checksum(shard.source.file, name)) != expected
-    ]
 
 
 def block_spec(tensors: Mapping[str, Tensor]) -> Spec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -115,21 +115,16 @@ def not_finite_rows(values: Tensor) -> list[int]:
     return [int(row) for row in rows.nonzero().flatten()]
 
 
-def checked_results(
-    function: Callable[[State, int], Mapping[str, Tensor]], blocks: Iterator[tuple[int, State]]
-) -> Iterator[tuple[int, State]]:
-    """Apply a function to blocks; each result must have the names and the number of members of its block."""
-    for start, block in blocks:
-        result = dict(function(dict(block), start))
-        count = len(next(iter(block.values())))
-        wrong = [name for name in result if result[name].shape[:1] != (count,)]
-        if set(result) != set(block) or wrong:
-            found = {name: tuple(value.shape) for name, value in result.items()}
-            raise SpecError(
-                f"a mapped function must return the names it was given ({', '.join(list(block)[:4])}, ...), "
-                f"each with {count} members first; found {found}: correct the function"
-            )
-        yield start, {name: result[name] for name in block}
+def checked_result(made: Mapping[str, Tensor], block: State, count: int) -> State:
+    """What a function made of a block: it must have the names and the number of members of the block."""
+    wrong = [name for name in made if made[name].shape[:1] != (count,)]
+    if set(made) != set(block) or wrong:
+        found = {name: tuple(value.shape) for name, value in made.items()}
+        raise SpecError(
+            f"a mapped function must return the names it was given ({', '.join(list(block)[:4])}, ...), "
+            f"each with {count} members first; found {found}: correct the function"
+        )
+    return {name: made[name] for name in block}
 
 
 def collect(results: Iterator[tuple[int, State]], count: int) -> State:

@@ -19,6 +19,7 @@ from onebasin.errors import StorageError, UnsafeFileError
 RATIO = 20  # unpacked over packed bytes; half-precision weights reach 1.1, tiny networks with long headers 5
 FREE = 16 << 20  # bytes that any archive may unpack to, as the ratio says little about small ones
 _GZIP = b"\x1f\x8b"
+_LONGEST = 1024  # letters of a name
 _BLOCK = 512  # bytes: tar's unit; an archive ends with at least one of zeros
 
 
@@ -72,6 +73,10 @@ def _wanted(member: tarfile.TarInfo, path: Path) -> bool:
     where = f"member {member.name!r} of {path}"
     if member.name.startswith("/") or ".." in PurePosixPath(member.name).parts or "\0" in member.name:
         raise UnsafeFileError(f"{where} has a name that leads out of its folder, expected one below it: {_DISTRUST}")
+    if len(member.name) > _LONGEST:
+        raise UnsafeFileError(
+            f"a member of {path} has a name of {len(member.name):,} letters, expected at most {_LONGEST}: {_DISTRUST}"
+        )
     if PureWindowsPath(member.name).drive or "\\" in member.name:
         raise UnsafeFileError(f"{where} has a name of another system, expected folders divided by /: {_DISTRUST}")
     if member.isdir():

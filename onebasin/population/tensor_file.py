@@ -1,30 +1,31 @@
 """Map tensors of a safetensors file into memory.
 
 Knows bytes, names and offsets; knows nothing of members, manifests or networks. A file is mapped anew for each
-request: no handle stays open, and what holds a `TensorFile` can be sent to another process.
+request: no handle stays open, and what holds a `TensorFile` can be sent to another process. Files of ours carry a
+checksum per tensor, which is compared when a process first reads that tensor: a flipped bit never becomes a number.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
 from onebasin.errors import StorageError
+from onebasin.population.checksum import checksum, checksums_from, sealed, stored_checksum, unbroken
 from onebasin.population.durable import publish
 from onebasin.state import Spec, State, TensorSpec
 
-CHUNK = 4 << 20  # bytes per step of a checksum: stays in the cache between summing and writing
-_ROW_WORDS = 1021
-_ROW_BYTES = 8 * _ROW_WORDS
+CHECKSUMS = "checksums"  # in the metadata of files of ours: a JSON object {name: 8 hexadecimal digits}
+
+_AXES, _LONGEST = 32, 1 << 40  # of a tensor
 
 DTYPES = {
     "F64": torch.float64,
@@ -76,6 +77,8 @@ def read_header(path: Path) -> TensorFile:
     Raises:
         StorageError: when the file is absent, empty, truncated or not in this format.
     """
+    if path.exists() and not path.is_file():
+        raise StorageError(f"expected a file, but {path} is a folder or a device: move it away to go on without it")
     try:
         with safe_open(path, framework="pt"):  # the format's own library judges whether header and length agree
             pass
@@ -92,7 +95,13 @@ def read_header(path: Path) -> TensorFile:
         ) from error
     metadata = header.pop("__metadata__", {})
     entries = {name: _entry(path, name, fields, 8 + length) for name, fields in header.items()}
+    path = path.absolute()  # whoever reads it later may be in another folder
     return TensorFile(path, path.stat().st_size, {key: str(value) for key, value in metadata.items()}, entries)
+
+
+def is_usual(name: str, shape: Sequence[int]) -> bool:
+    """Whether a tensor may be believed: a name that can be printed, and lengths that an empty one cannot make up."""
+    return name.isprintable() and len(shape) <= _AXES and max(shape, default=0) <= _LONGEST
 
 
 def _entry(path: Path, name: str, fields: Mapping[str, object], start: int) -> Entry:
@@ -101,6 +110,8 @@ def _entry(path: Path, name: str, fields: Mapping[str, object], start: int) -> E
         raise StorageError(
             f"tensor {name} of {path} has dtype {code}, which torch cannot hold: save it in another dtype"
         )
+    if not is_usual(name, shape):
+        raise StorageError(f"tensor {name[:80]!r} of {path} has a name or shape that no network has: change it")
     return Entry(TensorSpec(tuple(shape), DTYPES[str(code)]), start + offsets[0])
 
 
@@ -111,14 +122,20 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def map_tensors(file: TensorFile, names: Iterable[str]) -> State:
-    """Map tensors of a file into memory without reading them; to change one does not change the file."""
+    """Map tensors of a file into memory; to change one does not change the file.
+
+    Raises:
+        StorageError: when the file has changed since its header was read, or does not match its checksums.
+    """
+    names = list(names)
     try:
-        found = file.path.stat().st_size
-        if found != file.nbytes:
+        found = file.path.stat()
+        if found.st_size != file.nbytes:
             raise StorageError(
-                f"{file.path} had {file.nbytes:,} bytes when it was opened and has {found:,} now: "
+                f"{file.path} had {file.nbytes:,} bytes when it was opened and has {found.st_size:,} now: "
                 "restore it from a copy, or open the population again"
             )
+        _verify(file, names, found)
         content = torch.from_file(str(file.path), shared=False, size=file.nbytes, dtype=torch.uint8)
     except (OSError, RuntimeError) as error:
         raise StorageError(
@@ -128,11 +145,63 @@ def map_tensors(file: TensorFile, names: Iterable[str]) -> State:
     return {name: _view(content, file.entries[name]) for name in names}
 
 
+def expected_checksums(file: TensorFile) -> Mapping[str, str]:
+    """What the header of a file of ours says of its tensors; nothing for files of others, which have no checksums.
+
+    Raises:
+        StorageError: when that part of the header is damaged.
+    """
+    if "onebasin" not in file.metadata or CHECKSUMS not in file.metadata:
+        return {}
+    found = checksums_from(file.metadata[CHECKSUMS])
+    if found is None or not found.keys() <= file.entries.keys() or not unbroken(file.metadata):
+        raise StorageError(
+            f"the header of {file.path} does not match its checksum: restore the file from a copy, or move it away to "
+            "go on without it"
+        )
+    return found
+
+
+def tensor_problems(file: TensorFile, names: Iterable[str] | None = None) -> list[str]:
+    """Compare tensors on the disk with their checksums; return one sentence per difference."""
+    told = expected_checksums(file)
+    wanted = told if names is None else [name for name in names if name in told]
+    problems = []
+    for name in wanted:
+        entry = file.entries[name]
+        found = stored_checksum(file.path, entry.offset, entry.spec.nbytes)
+        if found != told[name]:
+            problems.append(
+                f"{file.path}: tensor {name} does not match its checksum (stored {told[name]}, found {found}): "
+                "restore the file from a copy, or move it away to go on without it"
+            )
+    return problems
+
+
+_VERIFIED: dict[tuple[str, int, int, int], set[str]] = {}  # (path, inode, size, time) -> tensors found whole
+
+
+def _verify(file: TensorFile, names: list[str], found: os.stat_result) -> None:
+    """Compare tensors with their checksums unless this process has done so since the file was last written."""
+    known = _VERIFIED.setdefault((str(file.path), found.st_ino, found.st_size, found.st_mtime_ns), set())
+    if fresh := [name for name in names if name not in known]:
+        if problems := tensor_problems(file, fresh):
+            raise StorageError(problems[0])
+        known.update(fresh)
+
+
+def read_tensors(path: Path) -> tuple[State, Mapping[str, str]]:
+    """Tensors and texts of a file, in memory, compared with their checksums."""
+    header = read_header(path)
+    return {name: value.clone() for name, value in map_tensors(header, header.entries).items()}, header.metadata
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
     """Write tensors and texts as one file in place of what is there; readers see the old one or the new one."""
     # Copies, because the format refuses tensors that share memory, as views of one stack do.
     copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    content = save(copies, dict(facts))
+    sums = {name: checksum(bytes_of(value)) for name, value in copies.items()}
+    content = save(copies, sealed({"onebasin": "tensors", **facts, CHECKSUMS: json.dumps(sums)}))
     publish(path, lambda file: file.write(content), size=len(content), replace=True)
 
 
@@ -143,33 +212,3 @@ def _view(content: Tensor, entry: Entry) -> Tensor:
     if entry.offset % entry.spec.dtype.itemsize:
         piece = piece.clone()  # our files are aligned; those of others need not be
     return piece.view(entry.spec.dtype).view(entry.spec.shape)
-
-
-def chunks(view: memoryview) -> Iterator[memoryview]:
-    """Cut bytes into the pieces that `fold` sums."""
-    return (view[start : start + CHUNK] for start in range(0, view.nbytes, CHUNK))
-
-
-def fold(piece: memoryview, value: int) -> int:
-    """Continue a checksum with the next piece of at most `CHUNK` bytes.
-
-    The piece is read as rows of 1021 words of 64 bits; the sums of the columns, modulo 2**64, and the bytes that
-    fill no row go into a CRC-32. Any change inside one row is seen as surely as by the CRC itself. This takes a
-    quarter of the time of a CRC over all bytes, which would cost as much as writing them. A prime number of
-    columns keeps pages that swap places from going unseen.
-    """
-    rows = piece.nbytes // _ROW_BYTES
-    words = np.frombuffer(piece, dtype="<u8", count=rows * _ROW_WORDS).reshape(rows, _ROW_WORDS)
-    value = zlib.crc32(np.add.reduce(words, axis=0), value) if rows else value
-    return zlib.crc32(piece[rows * _ROW_BYTES :], value)
-
-
-def stored_checksum(file: TensorFile, name: str) -> str:
-    """Return the checksum of the bytes of one tensor as they lie on the disk."""
-    entry = file.entries[name]
-    left, value = entry.spec.nbytes, 0
-    with file.path.open("rb") as handle:
-        handle.seek(entry.offset)
-        while left > 0 and (piece := handle.read(min(CHUNK, left))):
-            value, left = fold(memoryview(piece), value), left - len(piece)
-    return "cut off" if left else f"{value:08x}"

@@ -16,7 +16,7 @@ from torch import Tensor
 from onebasin.errors import InputError, StorageError
 from onebasin.population.durable import make_folder, need_space
 from onebasin.population.read import network_paths
-from onebasin.population.shard import Block, check_names, shard_key, shard_name, write_shard
+from onebasin.population.shard import Block, Origin, check_names, holds, read_shard, shard_key, shard_name, write_shard
 from onebasin.population.sources import empty
 from onebasin.population.store import MANIFEST, Manifest, read_shards, write_manifest
 from onebasin.state import Spec, State, check_spec, check_state
@@ -125,8 +125,9 @@ class PopulationWriter:
         self.name = name or secrets.token_hex(4)
         make_folder(self.path)
         _refuse_strangers(self.path)
-        write_manifest(self.path, Manifest(self.spec, provenance or {}))
-        shards = read_shards(self.path, self.spec)
+        manifest = write_manifest(self.path, Manifest(self.spec, provenance or {}))
+        self._identity = manifest.identity
+        shards = read_shards(self.path, manifest)
         self._written = sum(shard.source.count for shard in shards)
         keys = [shard_key(shard.source.path) or (0, "") for shard in shards]
         # A named writer continues its own numbering, so that an interrupted run ends in the same order.
@@ -181,18 +182,25 @@ class PopulationWriter:
             return
         chains, densities = [fact[0] for fact in self._facts], [fact[1] for fact in self._facts]
         tensors = {name: buffer[:count] for name, buffer in self._buffers.items()}
-        self.write(Block(tensors, count, _known(chains, -1), _known(densities, float("nan"))))
-        self._facts.clear()
+        self._publish(Block(tensors, count, _known(chains, -1), _known(densities, float("nan"))))
+        # Nothing is called between these assignments, so that Ctrl-C comes before all or after all of them. If it came
+        # before, the same shard will be written again, and found to be there.
+        self._sequence, self._written, self._facts = self._sequence + 1, self._written + count, []
 
     def write(self, block: Block) -> None:
         """Write members that are together as one shard."""
+        self._publish(block)
+        self._sequence, self._written = self._sequence + 1, self._written + block.count
+
+    def _publish(self, block: Block) -> None:
+        """Write the shard whose turn it is, unless exactly this shard is there already."""
         need_space(self.path, block.count * (member_bytes(self.spec) + 16))
         path = self.path / shard_name(self._sequence, self.name)
         try:
-            write_shard(path, block, writer=self.name, sequence=self._sequence)
+            write_shard(path, block, Origin(self.name, self._sequence, self._identity))
         except FileExistsError as error:
+            if holds(read_shard(path), block):
+                return
             raise StorageError(
                 f"{path} exists already, so another writer named {self.name} is at work: give each its own name"
             ) from error
-        self._sequence += 1
-        self._written += block.count

@@ -1,7 +1,7 @@
 """Which members of a crowd belong together: k-means over whole networks, without holding them.
 
 Restarts are tried on a random projection (N, 128) of the crowd, which keeps distances within some percent; the best one
-is then improved on the weights themselves, one reading per step, until no member changes its cluster.
+is then improved on the weights themselves, two readings per step, until no member changes its cluster.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from onebasin.cluster import Cluster, Serial
 from onebasin.errors import InputError
 from onebasin.population import Population
 from onebasin.posterior.coordinates import Coordinates
-from onebasin.posterior.moments import deviations, moments
+from onebasin.posterior.deviations import Deviations
+from onebasin.posterior.moments import moments
 from onebasin.posterior.uncertain import vector_dtype
 
-_PROJECTED = 128
+PROJECTED = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +38,14 @@ class Clusters:
 
 
 def clusters(
-    population: Population, layout: Coordinates, count: int, *, restarts: int = 10, steps: int = 50, seed: int = 0
+    population: Population,
+    layout: Coordinates,
+    count: int,
+    *,
+    restarts: int = 10,
+    steps: int = 50,
+    seed: int = 0,
+    cluster: Cluster | None = None,
 ) -> Clusters:
     """Split a crowd into `count` clusters by k-means (k-means++ starts, the best of several restarts).
 
@@ -44,28 +53,37 @@ def clusters(
     >>> crowd = Population.from_stacked({"w": torch.tensor([[0.0], [9.0], [1.0], [8.0]])})
     >>> clusters(crowd, uncertain(crowd), 2).labels
     tensor([0, 1, 0, 1])
+
+    Args:
+        population: the crowd.
+        layout: which of its numbers count.
+        count: of clusters; none is empty.
+        restarts: starts that are tried.
+        steps: of each, and on the weights, at most.
+        seed: for the projection and the starts.
+        cluster: who reads the crowd; this process by default. Restarts take place here.
     """
     if not 1 <= count <= len(population) or restarts < 1 or steps < 1:
         raise InputError(
             f"expected 1 to {len(population)} clusters (as many as networks), restarts >= 1 and steps >= 1, found "
             f"{count}, {restarts} and {steps}: ask for fewer clusters or give more networks"
         )
-    generator = torch.Generator().manual_seed(seed)
-    points = _projected(population, layout, generator)
+    readers, generator = cluster or Serial(), torch.Generator().manual_seed(seed)
+    points = _projected(population, layout, generator, readers)
     found = min((_settled(points, count, steps, generator) for _ in range(restarts)), key=lambda pair: pair[1])
-    return _improved(population, layout, found[0], steps)
+    return _improved(population, layout, found[0], steps, readers)
 
 
-def _projected(population: Population, layout: Coordinates, generator: torch.Generator) -> Tensor:
+def _projected(population: Population, layout: Coordinates, generator: torch.Generator, readers: Cluster) -> Tensor:
     """The members (N, d), float64, d <= 128, distances about kept; the weights themselves where there are few."""
     whole = torch.zeros(len(population), dtype=torch.int64)
-    centre = moments(population, layout.names, whole).mean
-    turn = None
-    if layout.size > _PROJECTED:
-        turn = torch.randn(layout.size, _PROJECTED, generator=generator, dtype=vector_dtype(layout)).to(centre.device)
-        turn /= _PROJECTED**0.5
-    blocks = deviations(population, layout, centre, whole)
-    return torch.cat([(block.clone() if turn is None else block @ turn).double() for _, block in blocks]).cpu()
+    centre = moments(population, layout.names, whole, readers).mean
+    dtype = vector_dtype(layout)
+    if layout.size > PROJECTED:
+        turn = torch.randn(layout.size, PROJECTED, generator=generator, dtype=dtype) / PROJECTED**0.5
+    else:
+        turn = torch.eye(layout.size, dtype=dtype)
+    return Deviations(population, layout, centre, cluster=readers).times(turn.to(centre.device)).double().cpu()
 
 
 def _settled(points: Tensor, count: int, steps: int, generator: torch.Generator) -> tuple[Tensor, float]:
@@ -113,36 +131,34 @@ def _none_empty(labels: Tensor, distances: Tensor, count: int) -> Tensor:
     return labels
 
 
-def _improved(population: Population, layout: Coordinates, labels: Tensor, steps: int) -> Clusters:
+def _improved(population: Population, layout: Coordinates, labels: Tensor, steps: int, readers: Cluster) -> Clusters:
     """Lloyd's steps on the weights: one reading for the means, and one for the distances to them."""
     count = int(labels.max()) + 1
     labels, inertia = _by_appearance(labels), 0.0
     for step in range(1, steps + 1):
-        known = moments(population, layout.names, labels)
+        known = moments(population, layout.names, labels, readers)
         inertia = float(known.squares.sum())
-        found = _by_appearance(_nearest(population, layout, known.mean, count))
+        found = _by_appearance(_nearest(population, layout, known.mean, count, readers))
         if torch.equal(found, labels):
             return Clusters(labels, inertia, step)
         labels = found
-    return Clusters(labels, float(moments(population, layout.names, labels).squares.sum()), steps)
+    return Clusters(labels, float(moments(population, layout.names, labels, readers).squares.sum()), steps)
 
 
-def _nearest(population: Population, layout: Coordinates, means: Tensor, count: int) -> Tensor:
+def _nearest(population: Population, layout: Coordinates, means: Tensor, count: int, readers: Cluster) -> Tensor:
     """The cluster with the nearest mean (K, D) for each member (N,).
 
-    |x - m_k|^2 = |x - c|^2 + |m_k - c|^2 - 2 <x - c, m_k - c>, with c the middle of all means.
+    |x - m_k|^2 = |x - c|^2 + |m_k - c|^2 - 2 <x - c, m_k - c>, with c the middle of all means. The first term is the
+    same for all k, and is only read where a cluster is empty and takes the member that is farthest from its own.
     """
     middle = means.mean(0, keepdim=True)
     offsets = (means - middle).to(vector_dtype(layout))
-    lengths = offsets.double().square().sum(1)
-    whole = torch.zeros(len(population), dtype=torch.int64)
-    gained, own = [], []
-    for _, block in deviations(population, layout, middle, whole):
-        gained.append(lengths - 2 * (block @ offsets.T).double())
-        own.append(block.square().sum(1, dtype=torch.float64))
-    score = torch.cat(gained).cpu()
+    apart = Deviations(population, layout, middle, cluster=readers)
+    score = (offsets.double().square().sum(1) - 2 * apart.times(offsets.T.contiguous()).double()).cpu()
     distances, labels = score.min(1)
-    return _none_empty(labels, distances + torch.cat(own).cpu(), count)
+    if int(torch.bincount(labels, minlength=count).min()):
+        return labels
+    return _none_empty(labels, distances + apart.lengths().cpu(), count)
 
 
 def _by_appearance(labels: Tensor) -> Tensor:

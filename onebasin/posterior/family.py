@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from numbers import Integral
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
+from onebasin.cluster import Places
 from onebasin.errors import InputError
 from onebasin.options import refuse_unknown
 
@@ -15,8 +16,8 @@ _COUNTS = ("rank", "passes", "oversample", "restarts", "steps", "seed")
 _SWITCHES = ("diagonal", "pooled")
 
 
-class Options(TypedDict, total=False):
-    """Options of `fit`.
+class Options(Places, total=False):
+    """Options of `fit`; where it runs is said as in `Places`.
 
     Attributes:
         passes: of low rank: power passes over the crowd (2); more for directions whose variances differ little.
@@ -41,10 +42,11 @@ class Options(TypedDict, total=False):
 
 
 class Plan(NamedTuple):
-    """What was asked for, checked and complete."""
+    """What was asked for, checked and complete; `clusters` are those of k-means, None where there is none."""
 
     shape: str
     rank: int
+    clusters: int | None = None
     passes: int = 2
     oversample: int = 10
     diagonal: bool = True
@@ -66,8 +68,9 @@ def plan(family: str, rank: int | None, components: object, options: Options) ->
     shape = options.get("shape", "diagonal") if family == "mixture" else family
     if shape not in SHAPES:
         raise InputError(f"expected a shape out of {', '.join(SHAPES)}, found {shape!r}: choose one of them")
-    refuse_unknown(options, _read(family, shape), f"fit of {family!r} with {shape!r} Gaussians")
-    _check_whole({"rank": rank, **options})
+    own = {name: value for name, value in options.items() if name not in Places.__annotations__}
+    refuse_unknown(own, _read(family, shape), f"fit of {family!r} with {shape!r} Gaussians")
+    _check_whole({"rank": rank, **own})
     if isinstance(components, bool):
         raise InputError(
             f'expected components as a number of clusters, "chains" or one per member, found {components}: give one'
@@ -82,7 +85,7 @@ def plan(family: str, rank: int | None, components: object, options: Options) ->
             f"expected components for a mixture and for nothing else, found components={components!r} with {family!r}: "
             'give a number of clusters, "chains", or the component of each member to family="mixture"'
         )
-    given: dict[str, Any] = {"rank": rank or 0, **options, "shape": shape}
+    given: dict[str, Any] = {"rank": rank or 0, **own, "shape": shape, "clusters": _clusters(components)}
     counts: dict[str, Any] = {name: int(value) for name, value in given.items() if name in _COUNTS}
     made = Plan(**{**given, **counts})
     if min(made.passes, made.oversample) < 0:
@@ -91,6 +94,10 @@ def plan(family: str, rank: int | None, components: object, options: Options) ->
             "for 2 and 10"
         )
     return made
+
+
+def _clusters(components: object) -> int | None:
+    return int(components) if isinstance(components, Integral) else None
 
 
 def _check_whole(options: Mapping[str, object]) -> None:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from dataclasses import replace
 from numbers import Integral
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
+from onebasin.cluster import Cluster, cluster_for
 from onebasin.errors import InputError
 from onebasin.population import Population
-from onebasin.posterior.clusters import clusters
+from onebasin.posterior.bounds import fit_bytes
+from onebasin.posterior.clusters import PROJECTED, clusters
 from onebasin.posterior.coordinates import Coordinates
+from onebasin.posterior.deviations import Deviations
 from onebasin.posterior.diagonal import Diagonal
 from onebasin.posterior.family import Options, Plan, plan
 from onebasin.posterior.gaussian import Gaussian, Shape
 from onebasin.posterior.low_rank import LowRank
-from onebasin.posterior.moments import Moments, deviations, moments
+from onebasin.posterior.moments import Moments, moments
 from onebasin.posterior.posterior import Posterior
 from onebasin.posterior.sketch import leading_factor
 from onebasin.posterior.uncertain import uncertain, vector_dtype
@@ -59,7 +62,7 @@ def fit(
         components: of a mixture: a number of k-means clusters, "chains" for one component per chain, or the component
             of each member (N,). A component of one network has no spread of its own: see `pooled`.
         model: tells which tensors are parameters and which are tied; see `uncertain` for what is done without it.
-        options: see `family.Options`.
+        options: see `family.Options`; where the crowd is read is said as in `Places`, and does not change the result.
 
     Raises:
         InputError: too few networks for a spread, or options that do not fit the family.
@@ -69,27 +72,31 @@ def fit(
     if len(population) < 2:
         raise InputError(f"a spread needs at least 2 networks, found {len(population)}: give more networks")
     layout = uncertain(population, model)
-    groups = _groups(population, layout, components, asked)
+    labels = _labels(population, components) if asked.clusters is None else None
+    groups = max(1, asked.clusters or 0) if labels is None else int(labels.max()) + 1
+    columns = max(PROJECTED if labels is None else 0, asked.rank + asked.oversample if asked.rank else 0)
+    with cluster_for(options, **fit_bytes(population, layout, groups, columns)) as cluster:
+        if labels is None:
+            limits = {"restarts": asked.restarts, "steps": asked.steps, "seed": asked.seed}
+            labels = clusters(population, layout, asked.clusters or 0, **limits, cluster=cluster).labels
+        found = _fitted(population, layout, labels, asked, cluster)
+    facts = asked.facts(family) | _rank(found.components, asked)
+    return replace(found, provenance=_provenance(population, family, components, labels.bincount(), facts))
+
+
+def _fitted(population: Population, layout: Coordinates, groups: Tensor, asked: Plan, cluster: Cluster) -> Posterior:
+    """One Gaussian for each group of members."""
     beside = [name for name in layout.others if layout.spec[name].dtype.is_floating_point and layout.spec[name].size]
-    found = moments(population, (*layout.names, *beside), groups)
-    gaussians = _gaussians(population, layout, groups, found, asked)
+    found = moments(population, (*layout.names, *beside), groups, cluster)
+    gaussians = _gaussians((population, groups), layout, found, asked, cluster)
     rest = [_rest(population, groups, group, layout, found) for group in range(len(found.counts))]
-    return Posterior(
-        tuple(gaussians),
-        found.counts.double() / len(population),
-        layout,
-        tuple(rest),
-        _provenance(population, family, components, found.counts, asked.facts(family) | _rank(gaussians, asked)),
-    )
+    return Posterior(tuple(gaussians), found.counts.double() / len(population), layout, tuple(rest), {})
 
 
-def _groups(population: Population, layout: Coordinates, components: Any, asked: Plan) -> Tensor:
-    """The component of each member, int64 (N,), from 0 up."""
+def _labels(population: Population, components: Any) -> Tensor:
+    """The component of each member as it was given, int64 (N,), from 0 up."""
     if components is None:
         return torch.zeros(len(population), dtype=torch.int64)
-    if isinstance(components, Integral):
-        limits = {"restarts": asked.restarts, "steps": asked.steps, "seed": asked.seed}
-        return clusters(population, layout, int(components), **limits).labels
     if isinstance(components, str):
         chain = population.chain
         if components != "chains" or chain is None or bool((chain < 0).any()):
@@ -115,33 +122,34 @@ def _groups(population: Population, layout: Coordinates, components: Any, asked:
 
 
 def _gaussians(
-    population: Population, layout: Coordinates, groups: Tensor, found: Moments, asked: Plan
+    crowd: tuple[Population, Tensor], layout: Coordinates, found: Moments, asked: Plan, cluster: Cluster
 ) -> list[Gaussian]:
+    """One for each group; `crowd` are the networks and the group of each."""
+    population, groups = crowd
     size, dtype = layout.size, vector_dtype(layout)
     means = found.mean[:, :size]
     if asked.pooled:
-        shape = _shape(population, layout, (means, groups), found.pooled_std()[:size], asked)
+        rows = Deviations(population, layout, means, groups, cluster=cluster)
+        shape = _shape(rows, found.pooled_std()[:size], dtype, asked)
         return [Gaussian(mean.to(dtype), shape) for mean in means]
     made = []
     for group, (mean, std) in enumerate(zip(means, found.std()[:, :size], strict=True)):
-        whole = len(means) == 1
-        part = population if whole else population[(groups == group).nonzero().flatten()]
-        alone = torch.zeros(len(part), dtype=torch.int64)
-        made.append(Gaussian(mean.to(dtype), _shape(part, layout, (mean[None], alone), std, asked)))
+        part = population if len(means) == 1 else population[(groups == group).nonzero().flatten()]
+        rows = Deviations(part, layout, mean[None], cluster=cluster)
+        made.append(Gaussian(mean.to(dtype), _shape(rows, std, dtype, asked)))
     return made
 
 
-def _shape(part: Population, layout: Coordinates, means: tuple[Tensor, Tensor], std: Tensor, asked: Plan) -> Shape:
-    """The spread of networks around the means (G, D) of their groups (N,), which together have this std (D,)."""
-    centres, groups = means
-    narrow = std.to(vector_dtype(layout))
+def _shape(rows: Deviations, std: Tensor, dtype: torch.dtype, asked: Plan) -> Shape:
+    """The spread of networks around the means of their groups, which together have this std (D,)."""
+    narrow = std.to(dtype)
     if asked.shape == "diagonal":
         return Diagonal(narrow)
     factor = leading_factor(
-        partial(deviations, part, layout, centres, groups),
-        (len(part), layout.size),
+        rows,
+        rows.size,
         asked.rank,
-        degrees=len(part) - len(centres),
+        degrees=rows.degrees,
         oversample=asked.oversample,
         passes=asked.passes,
         like=narrow,

@@ -1,7 +1,8 @@
 """Mean and spread of a crowd, read once, block by block; for groups of members as well as for all.
 
-Sums of squares are those of deviations from a mean that is known so far, and blocks are merged as Chan, Golub and
-LeVeque (1979) do: no difference of two large numbers is ever taken.
+Sums of squares are those of deviations from a block's own mean, and blocks are merged as Chan, Golub and LeVeque (1979)
+do: no difference of two large numbers is ever taken. Shards of a crowd are merged in the same way and in their order,
+so that results do not depend on who has read them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from onebasin.cluster import Cluster, Serial
 from onebasin.errors import InputError, SpecError
 from onebasin.population import Population
+from onebasin.population.parting import parts
+from onebasin.population.writer import block_members
 from onebasin.posterior.coordinates import Coordinates
 from onebasin.posterior.uncertain import vector_dtype
 from onebasin.state import State
 
+_SHARE = 16  # networks in a shard for each group, at least: what comes back are the numbers of four of them
 _BLOCK_BYTES = 256 << 20  # of a centred block: its products with a sketch are then bound by arithmetic, not by memory
 
 
@@ -59,7 +64,7 @@ class Moments:
         return (self.squares.sum(0) / (members - groups)).sqrt()
 
 
-def moments(population: Population, names: Sequence[str], groups: Tensor) -> Moments:
+def moments(population: Population, names: Sequence[str], groups: Tensor, cluster: Cluster | None = None) -> Moments:
     """The moments of groups of members; `groups` gives the group of each, int64 (N,), from 0 up, none empty.
 
     >>> crowd = Population.from_stacked({"w": torch.tensor([[1.0], [3.0], [8.0]])})
@@ -69,25 +74,73 @@ def moments(population: Population, names: Sequence[str], groups: Tensor) -> Mom
             [8.]], dtype=torch.float64), tensor([[2.],
             [0.]], dtype=torch.float64))
 
+    Args:
+        population: the members.
+        names: the tensors to look at, floating-point ones.
+        groups: the group of each member.
+        cluster: who reads them; this process by default.
+
     Raises:
         SpecError: a member holds NaN or infinity, or numbers whose squares are infinite.
     """
-    sizes = [population.spec[name].size for name in names]
-    counts = torch.zeros(int(groups.max()) + 1, dtype=torch.int64)
-    mean = torch.zeros(len(counts), sum(sizes), dtype=torch.float64, device=_device(population))
-    squares = torch.zeros_like(mean)
-    for start, block in population.blocks():
-        own = groups[start : start + len(next(iter(block.values())))]
-        for group in own.unique().tolist():
-            members = (own == group).nonzero().flatten()
-            pieces = zip(names, mean[group].split(sizes), squares[group].split(sizes), strict=True)
-            for name, centre, spread in pieces:
-                value = block[name] if len(members) == len(own) else block[name][members.to(block[name].device)]
-                _take_in(value.reshape(len(members), -1), int(counts[group]), centre, spread)
-            counts[group] += len(members)
-    if not bool(torch.isfinite(squares).all()):
+    number, width = int(groups.max()) + 1, sum(population.spec[name].size for name in names)
+    total = Moments(
+        tuple(names),
+        torch.zeros(number, dtype=torch.int64),
+        torch.zeros(number, width, dtype=torch.float64, device=_device(population)),
+        torch.zeros(number, width, dtype=torch.float64, device=_device(population)),
+    )
+    size = max(block_members(population.spec), _SHARE * number)
+    shards = ((members, groups[start : start + len(members)]) for start, members in parts(population, size))
+    for present, own in (cluster or Serial()).map(_moments, shards, shared=total.names):
+        for row, group in enumerate(present):
+            _merge(total, group, int(own.counts[row]), own.mean[row], own.squares[row])
+    if not bool(torch.isfinite(total.squares).all()):
         raise _not_finite(population, names)
-    return Moments(tuple(names), counts, mean, squares)
+    return total
+
+
+def _moments(names: tuple[str, ...], shard: tuple[Population, Tensor]) -> tuple[list[int], Moments]:
+    """Those groups that some members belong to, and their moments in this order."""
+    members, groups = shard
+    present: list[int] = groups.unique().tolist()
+    sizes = [members.spec[name].size for name in names]
+    room = torch.zeros(2, len(present), sum(sizes), dtype=torch.float64, device=_device(members))
+    found = Moments(names, torch.zeros(len(present), dtype=torch.int64), room[0], room[1])
+    for start, block in members.blocks():
+        labels = groups[start : start + len(next(iter(block.values())))]
+        for row, group in enumerate(present):
+            chosen = (labels == group).nonzero().flatten()
+            if len(chosen):
+                own = [_own(_rows(block[name], chosen)) for name in names]
+                mean, squares = (torch.cat(pieces) for pieces in zip(*own, strict=True))
+                _merge(found, row, len(chosen), mean, squares)
+    return present, found
+
+
+def _rows(values: Tensor, chosen: Tensor) -> Tensor:
+    """Some members of a block, laid flat (n, d)."""
+    picked = values if len(chosen) == len(values) else values[chosen.to(values.device)]
+    return picked.reshape(len(chosen), -1)
+
+
+def _own(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and sum of squared deviations from it (d,), float64, of rows (n, d)."""
+    wide = rows.double()
+    if wide is rows:
+        wide = rows.clone()
+    mean = wide.mean(0)
+    return mean, wide.sub_(mean).square_().sum(0)
+
+
+def _merge(total: Moments, group: int, count: int, mean: Tensor, squares: Tensor) -> None:
+    """Add `count` members of these moments (D,) to a group, in place."""
+    before = int(total.counts[group])
+    gap = mean - total.mean[group]
+    total.squares[group] += squares
+    total.squares[group] += gap.square() * (before * count / (before + count))
+    total.mean[group] += gap * (count / (before + count))
+    total.counts[group] += count
 
 
 def _not_finite(population: Population, names: Sequence[str]) -> SpecError:
@@ -104,18 +157,6 @@ def _not_finite(population: Population, names: Sequence[str]) -> SpecError:
     )
 
 
-def _take_in(rows: Tensor, before: int, mean: Tensor, squares: Tensor) -> None:
-    """Merge rows (n, d) into the mean and sum of squares (d,) of `before` others, in place."""
-    wide, count = rows.double(), len(rows)
-    if wide is rows:
-        wide = rows.clone()
-    own = wide.mean(0)
-    squares += wide.sub_(own).square_().sum(0)
-    gap = own - mean
-    squares += gap.square() * (before * count / (before + count))
-    mean += gap * (count / (before + count))
-
-
 def deviations(
     population: Population, layout: Coordinates, centres: Tensor, groups: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
@@ -126,10 +167,15 @@ def deviations(
     """
     rounded = centres.to(vector_dtype(layout))
     parts = (rounded, (centres.double() - rounded.double()).to(rounded))
-    size = max(1, min(len(population), _BLOCK_BYTES // max(1, rounded.element_size() * layout.size)))
+    size = rows_at_once(layout, len(population))
     room = torch.empty(size, layout.size, dtype=rounded.dtype, device=rounded.device)
     for start, block in population.blocks(size):
         yield start, _centred(block, layout, parts, groups[start : start + size], room)
+
+
+def rows_at_once(layout: Coordinates, members: int) -> int:
+    """How many of so many members `deviations` holds together."""
+    return max(1, min(members, _BLOCK_BYTES // max(1, vector_dtype(layout).itemsize * layout.size)))
 
 
 def _centred(block: State, layout: Coordinates, parts: tuple[Tensor, Tensor], own: Tensor, room: Tensor) -> Tensor:

@@ -38,8 +38,9 @@ class Partial:
     kind: ClassVar[str] = "partial"
 
     def __post_init__(self) -> None:
-        found = self.places.tolist()
-        if len(found) != self.inner.size or len(set(found)) < len(found) or not set(found) <= set(range(self.size)):
+        found = self.places.tolist() if self.places.dim() == 1 else []
+        inside = all(type(place) is int and 0 <= place < self.size for place in found)
+        if len(found) != self.inner.size or len(set(found)) < len(found) or not inside:
             raise InputError(
                 f"expected {self.inner.size} different places out of {self.size} weights, found {len(found)}, "
                 f"{len(set(found))} of them different: give one place per weight of the inner shape"
@@ -68,6 +69,6 @@ class Partial:
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Invert `tensors`."""
         inner = {name: value for name, value in tensors.items() if name not in ("places", "size")}
-        kind = next(iter(inner)).split(".")[0]
+        kind = next(iter(inner), "").split(".")[0]
         shape = _INNER[kind].from_tensors({name.removeprefix(f"{kind}."): value for name, value in inner.items()})
         return cls(shape, tensors["places"], int(tensors["size"]))

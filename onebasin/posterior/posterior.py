@@ -193,7 +193,7 @@ def load_posterior(path: str | os.PathLike[str]) -> Posterior:
     parts = read_parts(Path(path))
     try:
         return Posterior(*parts)
-    except OnebasinError as error:
+    except (OnebasinError, TypeError) as error:
         raise damaged(Path(path), error) from error
 
 

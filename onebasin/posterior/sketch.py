@@ -13,26 +13,32 @@ by Q Q^T instead does not promise that.)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-Rows = Callable[[], Iterator[tuple[int, Tensor]]]
-"""Begins a reading: yields (start, rows (n, D)) of X."""
+from onebasin.posterior.matrix import Matrix, Read, Rows
 
 _PIECE_VALUES = 1 << 20  # of a factor that are held in float64 at once
 
 
 def leading_factor(
-    rows: Rows, size: tuple[int, int], rank: int, *, degrees: int, oversample: int, passes: int, like: Tensor, seed: int
+    rows: Rows | Matrix,
+    size: tuple[int, int],
+    rank: int,
+    *,
+    degrees: int,
+    oversample: int,
+    passes: int,
+    like: Tensor,
+    seed: int,
 ) -> Tensor:
     """The factor (D, K) of the best covariance of rank K, columns orthogonal, longest first.
 
     Exact, up to rounding, where K + oversample reaches the number of networks.
 
     Args:
-        rows: begins a reading of X.
+        rows: X, or what begins a reading of it.
         size: N and D.
         rank: K; no more columns are returned than `degrees`, for there are no more directions.
         degrees: the divisor of the covariance, such as N - 1.
@@ -41,37 +47,22 @@ def leading_factor(
         like: dtype and device to compute in.
         seed: for the random projection.
     """
+    x = rows if isinstance(rows, Matrix) else Read(rows)
     count, width = size
     kept = min(rank, degrees)
     searched = min(rank + oversample, count)
     if searched == count:  # nothing to project: the networks themselves span everything
-        factor = _gathered(rows, torch.eye(count, dtype=like.dtype, device=like.device), width)
+        factor = x.gathered(torch.eye(count, dtype=like.dtype, device=like.device), width)
         return _ordered(factor)[:, :kept] / math.sqrt(degrees)
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(count, searched, generator=generator, dtype=torch.float64).to(like)
-    basis = _orthonormal(_gathered(rows, start, width))
+    basis = _orthonormal(x.gathered(start, width))
     for _ in range(passes):
-        basis = _orthonormal(_turned(rows, basis))
-    projected = torch.cat([block @ basis for _, block in rows()])
+        basis = _orthonormal(x.turned(basis))
+    projected = x.times(basis)
     del basis
     left: Tensor = torch.linalg.svd(projected.double(), full_matrices=False).U[:, :kept]
-    return _ordered(_gathered(rows, left.to(like), width)) / math.sqrt(degrees)
-
-
-def _gathered(rows: Rows, left: Tensor, width: int) -> Tensor:
-    """X^T left, (D, L), in one reading."""
-    total = left.new_zeros(width, left.shape[1])
-    for start, block in rows():
-        total.addmm_(block.T, left[start : start + len(block)])
-    return total
-
-
-def _turned(rows: Rows, basis: Tensor) -> Tensor:
-    """X^T X basis, (D, L), in one reading."""
-    total = torch.zeros_like(basis)
-    for _, block in rows():
-        total.addmm_(block.T, block @ basis)
-    return total
+    return _ordered(x.gathered(left.to(like), width)) / math.sqrt(degrees)
 
 
 def _orthonormal(columns: Tensor) -> Tensor:

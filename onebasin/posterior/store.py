@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from onebasin.errors import InputError, OnebasinError, StorageError
 from onebasin.population.durable import make_folder, need_space
-from onebasin.population.tensor_file import read_header, write_tensors
+from onebasin.population.tensor_file import read_header, read_tensors, write_tensors
 from onebasin.posterior.coordinates import Coordinates
 from onebasin.posterior.gaussian import Gaussian
 from onebasin.posterior.shapes import SHAPES
@@ -27,6 +26,8 @@ from onebasin.state import State, as_spec, spec_from_json, spec_to_json
 
 FORMAT = "onebasin-posterior"
 VERSION = 2
+_COUNTS = (".shape.places", ".shape.size")  # whole numbers among the tensors of a shape
+_ZEROS, _TIMES = 1 << 30, 64  # bytes of zeros that a file may stand for: so many, or so many times its tensors
 
 
 class Parts(NamedTuple):
@@ -67,9 +68,10 @@ def read_parts(path: Path) -> Parts:
         )
     if facts.get("version") not in ("1", str(VERSION)):
         raise StorageError(f"{path} has version {facts.get('version')}, expected 1 to {VERSION}: upgrade onebasin")
+    tensors, _ = read_tensors(path)
     try:
-        return _parts(_all(load_file(path), facts), facts)
-    except (KeyError, ValueError, TypeError, OnebasinError) as error:
+        return _parts(_all(tensors, facts), facts)
+    except (KeyError, ValueError, TypeError, RuntimeError, OnebasinError) as error:  # torch has no better class
         raise damaged(path, error) from error
 
 
@@ -103,22 +105,45 @@ def _all(tensors: State, facts: Mapping[str, str]) -> State:
     """The tensors of a file, and those that it does not repeat."""
     if facts["version"] == "1":
         return tensors
-    zeros = {n: torch.zeros(own.shape, dtype=own.dtype) for n, own in spec_from_json(facts["zeros"]).items()}
-    same = {name: tensors[first] for name, first in json.loads(facts["same"]).items()}
+    spec = spec_from_json(facts["zeros"])
+    if sum(own.nbytes for own in spec.values()) > max(_ZEROS, _TIMES * sum(own.nbytes for own in tensors.values())):
+        raise ValueError("zeros beyond all measure")  # a header of a few bytes could ask for any amount of memory
+    zeros = {name: torch.zeros(own.shape, dtype=own.dtype) for name, own in spec.items()}
+    same = {name: tensors[first] for name, first in _read(facts["same"], dict).items()}
     return {**tensors, **zeros, **same}
 
 
 def _parts(tensors: State, facts: Mapping[str, str]) -> Parts:
     spec = spec_from_json(facts["spec"])
-    layout = Coordinates(tuple(json.loads(facts["names"])), spec, json.loads(facts["tied"]))
-    kinds: list[str] = json.loads(facts["kinds"])
+    layout = Coordinates(tuple(_read(facts["names"], list)), spec, _read(facts["tied"], dict))
+    kinds: list[str] = _read(facts["kinds"], list)
+    _check_numbers(tensors, layout)
     components = tuple(
         Gaussian(tensors[f"{index}.centre"], SHAPES[kind].from_tensors(_under(tensors, f"{index}.shape.")))
         for index, kind in enumerate(kinds)
     )
     rest = tuple(_under(tensors, f"{index}.rest.") for index in range(len(kinds)))
-    provenance: dict[str, Any] = json.loads(facts["provenance"])
+    provenance: dict[str, Any] = _read(facts["provenance"], dict)
     return Parts(components, tensors["weights"], layout, rest, provenance)
+
+
+def _check_numbers(tensors: State, layout: Coordinates) -> None:
+    """Refuse files whose centres, spreads or weights are no real numbers that can be computed with."""
+    counted = {name: own for name, own in tensors.items() if ".rest." not in name and not name.endswith(_COUNTS)}
+    kinds = {name: own.dtype for name, own in counted.items()}
+    kinds |= {name: layout.spec[name].dtype for name in layout.names}
+    if wrong := [name for name, kind in kinds.items() if not kind.is_floating_point or kind.itemsize < 2]:
+        raise TypeError(f"expected real numbers in {wrong[0]}, found {kinds[wrong[0]]}")
+    if wrong := [name for name, own in tensors.items() if name.endswith(_COUNTS) and own.dtype != torch.int64]:
+        raise TypeError(f"expected whole numbers in {wrong[0]}, found {tensors[wrong[0]].dtype}")
+
+
+def _read(text: str, kind: type) -> Any:
+    """A JSON value of a kind."""
+    found = json.loads(text)
+    if not isinstance(found, kind):
+        raise TypeError(f"expected a {kind.__name__}, found a {type(found).__name__}")
+    return found
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> State:

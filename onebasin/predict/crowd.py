@@ -68,6 +68,24 @@ def side_by_side(model: nn.Module) -> Pass:
     return Vectorised(_Together(model), _OneByOne(model))
 
 
+def one_by_one(model: nn.Module) -> Pass:
+    """The same for a model that torch cannot vectorise."""
+    return _OneByOne(model)
+
+
+def vectorises(model: nn.Module, state: Mapping[str, Tensor], call: Call) -> bool:
+    """Whether torch can run several networks of a model in one pass, tried with one of them.
+
+    >>> vectorises(nn.Linear(1, 1), nn.Linear(1, 1).state_dict(), ((torch.zeros(2, 1),), {}))
+    True
+    """
+    try:
+        _Together(model)({name: value[None] for name, value in state.items()}, call)
+    except Exception:  # vmap refuses in many ways; if the fault is the model's, a plain call will say so
+        return False
+    return True
+
+
 def _over(several: Pass, block: Mapping[str, Tensor], inputs: Inputs, batch: int) -> Tensor:
     return narrowed(torch.cat([several(block, call) for _, call in batches(inputs, batch)], dim=1), block)
 

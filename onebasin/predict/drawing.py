@@ -57,18 +57,15 @@ class Drawn:
 
     def blocks(self, size: int) -> Iterator[tuple[int, State]]:
         """Yield (start, tensors (n, *shape)) for consecutive networks, n <= size."""
-        generator = self._generator()
-        vectors = (
-            self.posterior.components[component].draw_flat(1, generator)
-            for component in self._components(generator).tolist()
-        )
+        reel = Reel(self)
         for start in range(0, self.draws, size):
-            chain = self.chain[start : start + size]
-            rest = {
-                name: torch.stack([self.posterior.rest[component][name] for component in chain.tolist()])
-                for name in self.posterior.layout.others
-            }
-            yield start, self.posterior.layout.networks(torch.cat([*islice(vectors, size)]), rest)
+            yield start, reel.take(start, min(start + size, self.draws))
+
+    def vectors(self) -> Iterator[Tensor]:
+        """Yield the uncertain weights of one network after the other, each (1, D)."""
+        generator = self._generator()
+        for component in self._components(generator).tolist():
+            yield self.posterior.components[component].draw_flat(1, generator)
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)
@@ -77,6 +74,27 @@ class Drawn:
         """Which component each network comes from; the first use of the generator."""
         counts = shares(self.posterior.weights, self.draws, generator)
         return torch.repeat_interleave(torch.arange(len(counts)), counts)
+
+
+class Reel:
+    """Any consecutive networks of `Drawn`; quick for those who ask for later and later ones.
+
+    What lies between is drawn and thrown away, and to go back it starts anew: a generator cannot be wound forward.
+    """
+
+    def __init__(self, drawn: Drawn) -> None:
+        """Stand before the first network."""
+        self._drawn, self._at, self._vectors = drawn, 0, drawn.vectors()
+
+    def take(self, start: int, stop: int) -> State:
+        """Networks start:stop, as tensors (stop - start, *shape)."""
+        if start < self._at:
+            self._at, self._vectors = 0, self._drawn.vectors()
+        next(islice(self._vectors, start - self._at, start - self._at), None)
+        flat, self._at = torch.cat([*islice(self._vectors, stop - start)]), stop
+        posterior, chain = self._drawn.posterior, self._drawn.chain[start:stop].tolist()
+        rest = {name: torch.stack([posterior.rest[own][name] for own in chain]) for name in posterior.layout.others}
+        return posterior.layout.networks(flat, rest)
 
 
 def first_of(networks: Population | Drawn) -> State:

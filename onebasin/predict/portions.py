@@ -17,9 +17,8 @@ from onebasin.predict.batches import batches, examples_in
 from onebasin.predict.forward import BATCH, Bound
 
 MEMBERS = 16  # more networks in one pass gain nothing on a processor
-BLOCK = 16 * MEMBERS  # networks read at a time at most, so that progress is told now and then
 ROOM = 256 << 20  # bytes for the activations of one pass
-HELD = 64 << 20  # bytes for the weights of one block of networks, and for their outputs
+HELD = 64 << 20  # bytes for the weights of the networks in one pass, and for their outputs
 ALIVE = 3  # the widest activations that a forward pass holds at a time: read, written, and a skip connection
 
 
@@ -28,12 +27,10 @@ class Portion:
     """What goes through a model at a time.
 
     Attributes:
-        block: networks that are read and whose outputs are handed on together, at least a chunk.
-        chunk: networks in one pass.
+        chunk: networks in one pass, which one worker reads, and whose outputs it hands on.
         batch: examples in one pass.
     """
 
-    block: int
     chunk: int
     batch: int
 
@@ -57,17 +54,32 @@ def portion(
         if number is not None and (not isinstance(number, int) or number < 1):
             raise InputError(f"a {name} has at least 1 {what}, found {number}: leave {name} out to have it chosen")
     if chunk is not None and batch is not None:
-        return Portion(chunk, chunk, batch)
-    examples = examples_in(inputs)
+        return Portion(chunk, batch)
+    examples, own = examples_in(inputs), footprint(model, state, inputs)
+    batch = max(1, min(BATCH, examples, ROOM // (own.activations * (chunk or 1)))) if batch is None else batch
+    weights = sum(tensor.nbytes for tensor in state.values()) + 1
+    most = min(MEMBERS, HELD // (own.outputs * examples), HELD // weights)
+    return Portion(chunk or max(1, min(most, ROOM // max(1, min(batch, examples) * own.activations))), batch)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that one network needs for one example.
+
+    Attributes:
+        activations: while it runs.
+        outputs: of the result.
+    """
+
+    activations: int
+    outputs: int
+
+
+def footprint(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs) -> Footprint:
+    """Measure one network on two examples; see `answers` for what is refused."""
     watch = _Widest()
     result = answers(model, state, inputs, watch)
-    width = ALIVE * watch.nbytes // len(result) + 1
-    batch = max(1, min(BATCH, examples, ROOM // (width * (chunk or 1)))) if batch is None else batch
-    each = result.nbytes * examples // len(result) + 1
-    weights = sum(tensor.nbytes for tensor in state.values()) + 1
-    block = max(1, min(BLOCK, HELD // each, HELD // weights))
-    chunk = chunk or max(1, min(MEMBERS, block, ROOM // max(1, min(batch, examples) * width)))
-    return Portion(max(chunk, block // chunk * chunk), chunk, batch)
+    return Footprint(ALIVE * watch.nbytes // len(result) + 1, result.nbytes // len(result) + 1)
 
 
 def answers(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, watch: _Widest | None = None) -> Tensor:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Literal, TypedDict, Unpack
+from collections.abc import Mapping
+from typing import Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -11,32 +11,11 @@ from torch import Tensor, nn
 from onebasin.calling import Inputs
 from onebasin.errors import InputError
 from onebasin.options import refuse_unknown
-from onebasin.population import Population
-from onebasin.predict.batches import examples_in
-from onebasin.predict.crowd import predictions, side_by_side
-from onebasin.predict.drawing import Crowd, first_of, networks_of
-from onebasin.predict.portions import check_rows, portion
+from onebasin.predict.drawing import Crowd, networks_of
+from onebasin.predict.passing import Options, passes
 
 Output = Literal["probabilities", "logits", "values"]
 OUTPUTS = ("probabilities", "logits", "values")
-
-
-class Options(TypedDict, total=False):
-    """What `predict` may also be told.
-
-    Attributes:
-        draws: networks drawn from a Posterior, 100 by default; a Population is taken as it is.
-        seed: of these draws, 0 by default. Draw k is the same for any `chunk`.
-        chunk: networks in one pass; by default as many as 256 MB of activations and 64 MB of weights hold, at most 16.
-        batch: examples in one pass; by default 1,000, or fewer where activations are large.
-        progress: called with (networks done, networks in all).
-    """
-
-    draws: int
-    seed: int
-    chunk: int
-    batch: int
-    progress: Callable[[int, int], None]
 
 
 def predict(
@@ -50,6 +29,7 @@ def predict(
 ) -> Tensor:
     """Return what the networks of a crowd predict, (members, examples, classes), or their average (examples, classes).
 
+    >>> from onebasin.population import Population
     >>> crowd = Population.from_stacked({"weight": torch.tensor([[[0.0], [0.0]], [[3.0], [0.0]]])})
     >>> layer = nn.Linear(1, 2, bias=False)
     >>> predict(layer, crowd, torch.tensor([[1.0]]))
@@ -65,7 +45,8 @@ def predict(
             classes, ...); "logits" or "values" (two words for the same), what the network returns.
         average: return the mean over networks in float64, and keep no more than a block of them. (Of logits this is
             the logarithm of a geometric mean: for the average predictive ask for probabilities.)
-        options: `draws`, `seed`, `chunk`, `batch` and `progress`, see `Options`.
+        options: `draws`, `seed`, `chunk`, `batch` and `progress`; `workers`, `cluster` and `memory` say where the
+            networks run; see `Options`.
 
     Returns:
         Without `average` the dtype is that of the networks; probabilities are computed in float32 at least.
@@ -76,34 +57,17 @@ def predict(
     check_output(output, options)
     total = len(networks_of(crowd, options.get("draws", 100), options.get("seed", 0)))
     result: Tensor | None = None
-    for start, part in passes(model, crowd, inputs, **options):
-        shown = _shown(part, output, start)
-        if average:
-            mean = shown.sum(0, dtype=torch.float64) / total
-            result = mean if result is None else result.add_(mean)
-        else:
-            result = shown.new_empty((total, *shown.shape[1:])) if result is None else result
-            result[start : start + len(shown)] = shown
+    with passes(model, crowd, inputs, kept=4 if average else total, **options) as chunks:  # averages are twice as wide
+        for start, part in chunks:
+            shown = _shown(part, output, start)
+            if average:
+                mean = shown.sum(0, dtype=torch.float64) / total
+                result = mean if result is None else result.add_(mean)
+            else:
+                result = shown.new_empty((total, *shown.shape[1:])) if result is None else result
+                result[start : start + len(shown)] = shown
     assert result is not None  # there is at least one network
     return result
-
-
-def passes(model: nn.Module, crowd: Crowd, inputs: Inputs, **options: Unpack[Options]) -> Iterator[tuple[int, Tensor]]:
-    """Yield (number of the first network, what a block of networks returns (n, examples, ...)) until all have run."""
-    networks = networks_of(crowd, options.get("draws", 100), options.get("seed", 0))
-    sizes = portion(model, first_of(networks), inputs, chunk=options.get("chunk"), batch=options.get("batch"))
-    several = side_by_side(model)
-    for start, block in networks.blocks(sizes.block):
-        part = Population.from_stacked(block)
-        try:
-            found = predictions(model, part, inputs, chunk=sizes.chunk, batch=sizes.batch, several=several)
-        except IndexError:  # there is no axis of examples to join batches along
-            check_rows(torch.zeros(()), examples_in(inputs))
-            raise
-        check_rows(found[0], examples_in(inputs))
-        yield start, found
-        if (progress := options.get("progress")) is not None:
-            progress(start + len(part), len(networks))
 
 
 def check_output(output: str, options: Mapping[str, object]) -> None:

@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from onebasin.calling import Inputs
 from onebasin.errors import InputError
 from onebasin.predict.drawing import Crowd
-from onebasin.predict.predicting import Options, Output, check_classes, check_output, passes, refuse_nan
+from onebasin.predict.passing import Options, passes
+from onebasin.predict.predicting import Output, check_classes, check_output, refuse_nan
+
+_KEPT = 16  # networks whose outputs have the bytes of two summaries and of what is made of them in between
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,33 +95,34 @@ def summarise(
         crowd: a Population, or a Posterior that is drawn from.
         inputs: as in `predict`.
         output: as in `predict`; here probabilities are computed in float64.
-        options: `draws`, `seed`, `chunk`, `batch` and `progress`, as in `predict`.
+        options: as in `predict`.
 
     Raises:
         InputError: as `predict`.
     """
     check_output(output, options)
     whole: Summary | None = None
-    for start, part in passes(model, crowd, inputs, **options):
-        if output == "probabilities":
-            check_classes(part)
-        for number, own in enumerate(part):
-            single = _single(own, output)
-            refuse_nan(single.mean[None], start + number)
-            if not bool(single.mean.isfinite().all()):
-                raise InputError(
-                    f"expected finite numbers from every network, found infinity from network {start + number}: it has "
-                    "no variance, so leave the network out, or ask predict for the average alone"
-                )
-            whole = single if whole is None else whole.merge(single)
+    with passes(model, crowd, inputs, kept=_KEPT, **options) as chunks:
+        for start, part in chunks:
+            if output == "probabilities":
+                check_classes(part)
+            for number, own in enumerate(part):
+                single = _single(own, output, start + number)
+                whole = single if whole is None else whole.merge(single)
     assert whole is not None  # there is at least one network
     return whole
 
 
-def _single(outputs: Tensor, output: Output) -> Summary:
+def _single(outputs: Tensor, output: Output, number: int) -> Summary:
     """The summary of one network that returns `outputs` (examples, ...)."""
     values, entropy = outputs.double(), None
     if output == "probabilities":
         values = values.softmax(1)
         entropy = torch.special.entr(values).sum(1)
+    refuse_nan(values[None], number)
+    if not bool(values.isfinite().all()):
+        raise InputError(
+            f"expected finite numbers from every network, found infinity from network {number}: it has no variance, so "
+            "leave the network out, or ask predict for the average alone"
+        )
     return Summary(output, 1, values, torch.zeros_like(values), entropy)

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any, overload
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from onebasin.errors import SpecError, StorageError
 from onebasin.population import Population
 from onebasin.population.durable import make_folder, need_space
-from onebasin.population.tensor_file import read_header, write_tensors
+from onebasin.population.tensor_file import read_header, read_tensors, write_tensors
 from onebasin.state import State
 from onebasin.symmetry import Element, Symmetry
 
@@ -183,11 +182,13 @@ class Masks(Mapping[str, Tensor]):
             raise StorageError(
                 f"expected masks of version {VERSION} in {path}, found another kind of file: write them with Masks.save"
             )
+        tensors, _ = read_tensors(Path(path))
         try:
             names, tied, told = (json.loads(facts[part]) for part in ("names", "tied", "facts"))
-            tensors = load_file(path)
+            if not isinstance(names, list) or not isinstance(tied, dict) or not isinstance(told, dict):
+                raise TypeError("names, tied or facts are of another kind")
             return cls({name: tensors[name] for name in names}, tied, told)
-        except (KeyError, ValueError, TypeError, SpecError) as error:
+        except (KeyError, ValueError, TypeError, RecursionError, SpecError) as error:
             raise StorageError(
                 f"expected whole masks in {path}, found parts that do not fit ({error}): save them again"
             ) from error

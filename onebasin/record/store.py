@@ -11,6 +11,7 @@ from onebasin.record.codec import decode, encode
 from onebasin.record.record import Record
 
 FORMAT, VERSION = "onebasin record", 1
+_LARGEST = 256 << 20  # bytes of a record
 FILE = "record.json"  # inside the folder of a run
 
 
@@ -31,7 +32,9 @@ def write_record(record: Record, path: str | os.PathLike[str]) -> None:
 def write_whole(file: Path, text: str) -> None:
     """Write a file under another name first: it appears whole or not at all."""
     part = file.with_name(f"{file.name}.part")
-    part.write_text(text, encoding="utf-8")
+    part.unlink(missing_ok=True)  # a link that somebody left there would be followed
+    with part.open("x", encoding="utf-8") as opened:
+        opened.write(text)
     part.replace(file)
 
 
@@ -43,6 +46,8 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     """
     file = Path(path)
     file = file / FILE if file.is_dir() else file
+    if file.exists() and (not file.is_file() or file.stat().st_size > _LARGEST):
+        raise StorageError(f"expected a record, but {file} is a device, a folder or endless: give another one")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

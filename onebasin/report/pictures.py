@@ -44,5 +44,6 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
         canvas.draw_without_rendering()
         canvas.set_layout_engine("none")  # all files get the places that were found once
         for file, ending in zip(files, FORMATS, strict=True):
+            file.unlink(missing_ok=True)  # a link that somebody left there would be followed
             canvas.savefig(file, format=ending, dpi=200, metadata=_NO_DATES[ending])
     return files

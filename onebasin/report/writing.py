@@ -51,5 +51,7 @@ def _save_figures(records: Sequence[Record], folder: Path) -> None:
     for record in records:
         for item in record.items:
             if isinstance(item, Figure):
+                if folder.is_symlink():
+                    raise DiskError(f"{folder} is a link, which figures must not follow: remove it")
                 folder.mkdir(exist_ok=True)
                 save_figure(item, folder, names.fresh(f"{record.name}-{item.name}" if records[1:] else item.name))

@@ -35,6 +35,14 @@ class Element:
         batch = "" if self.members is None else f", {self.members} members"
         return f"Element({len(self.orders)} orders, {moved} units moved, {len(self.factors)} factor tables{batch})"
 
+    def some(self, start: int, stop: int) -> Element:
+        """The elements start:stop of a batch, as a batch."""
+        return Element(
+            {name: order[start:stop] for name, order in self.orders.items()},
+            {name: factor[:, start:stop] for name, factor in self.factors.items()},
+            stop - start,
+        )
+
     def member(self, index: int) -> Element:
         """One element of a batch."""
         if self.members is None:

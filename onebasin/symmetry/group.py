@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from onebasin.errors import SymmetryError
 from onebasin.state import State
 from onebasin.symmetry import act, algebra, table
+from onebasin.symmetry.checking import check_symmetry
 from onebasin.symmetry.element import Element
 from onebasin.symmetry.space import FREEDOMS, Leg, Space
 
@@ -207,9 +208,10 @@ class Symmetry:
                 raise ValueError(f"format is {data.get('format')!r}")
             spaces = tuple(Space.from_data(item) for item in data["spaces"])
             shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
-            rigid = tuple((name, axis, reason) for name, axis, reason in data["rigid"])
-            return Symmetry(spaces, shapes, rigid, tuple(data["unexplained"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            check_symmetry(spaces, shapes)
+            rigid = tuple((str(name), int(axis), str(reason)) for name, axis, reason in data["rigid"])
+            return Symmetry(spaces, shapes, rigid, tuple(map(str, data["unexplained"])))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise SymmetryError(
                 f"this is no Symmetry in the format {FORMAT!r}: {error}. Write it with to_json()."
             ) from error

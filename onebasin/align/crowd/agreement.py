@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from onebasin.align.crowd.view import norm
+from onebasin.cluster import Cluster
 from onebasin.population import Population
+from onebasin.population.parting import parts
 from onebasin.state import State, is_statistic
 from onebasin.symmetry import Element, Symmetry
 from onebasin.symmetry.act import apply_block
@@ -25,32 +27,37 @@ class Agreement:
     residual: Tensor
 
 
-def mean_overlap(symmetry: Symmetry, population: Population, elements: Element) -> float:
+def mean_overlap(symmetry: Symmetry, population: Population, elements: Element, cluster: Cluster) -> float:
     """Mean overlap of two different members once each is moved by its element; nothing is kept."""
-    plan = Wide(symmetry, elements)
-    blocks = (apply_block(plan, block, start, "value") for start, block in population.blocks())
     weights = _weights(symmetry, population)
-    total, norms = _sums(blocks, weights)
+    shards = ((start, members, elements.some(start, start + len(members))) for start, members in parts(population))
+    total, norms = _joined(cluster.map(_Sums(symmetry, weights), shards, shared=None))
     return _overlap({name: total[name] for name in weights}, norms, len(population))
 
 
-def agreement(symmetry: Symmetry, population: Population, reference: Mapping[str, Tensor] | None) -> Agreement:
+def agreement(
+    symmetry: Symmetry, population: Population, reference: Mapping[str, Tensor] | None, cluster: Cluster
+) -> Agreement:
     """Measure a population in two passes over its blocks, in float64.
 
     Args:
         symmetry: says which tensors are the network's.
         population: the members.
         reference: measure distances to this network; to the mean of all members if None.
+        cluster: who reads them.
     """
     weights = _weights(symmetry, population)
-    total, norms = _sums((block for _, block in population.blocks()), weights)
+    shards = ((start, members, None) for start, members in parts(population))
+    total, norms = _joined(cluster.map(_Sums(symmetry, weights), shards, shared=None))
     members, heavy = len(population), {name: total[name] for name in weights}
     mean = {
         name: (total[name] / members).to(spec.dtype) if name in total else population.member(0)[name]
         for name, spec in population.spec.items()
     }
     centre = mean if reference is None else {**mean, **dict(reference)}
-    return Agreement(_overlap(heavy, norms, members), centre, _residual(population, weights, centre))
+    aim = {name: centre[name].cpu() for name in weights}
+    residual = torch.cat(list(cluster.map(_residual, parts(population), shared=aim)))
+    return Agreement(_overlap(heavy, norms, members), centre, residual)
 
 
 def _weights(symmetry: Symmetry, population: Population) -> list[str]:
@@ -58,16 +65,34 @@ def _weights(symmetry: Symmetry, population: Population) -> list[str]:
     return [name for name in floating if name in symmetry.shapes and not is_statistic(name)]
 
 
-def _sums(blocks: Iterable[State], weights: list[str]) -> tuple[State, float]:
-    """Sum of every floating-point tensor, and sum of squares of the weights."""
-    total: State = {}
-    norms = 0.0
-    for block in blocks:
+class _Sums:
+    """The sum of every floating-point tensor over some members, moved or not, and the sum of squares of the weights."""
+
+    def __init__(self, symmetry: Symmetry, weights: list[str]) -> None:
+        self.symmetry, self.weights = symmetry, weights
+
+    def __call__(self, shared: None, shard: tuple[int, Population, Element | None]) -> tuple[State, float]:
+        _, members, elements = shard
+        block = members.stacked()
+        if elements is not None:
+            block = apply_block(Wide(self.symmetry, elements), block, 0, "value")
+        total: State = {}
+        norms = 0.0
         for name, values in block.items():
             if values.is_floating_point():
                 part = values.cpu().double()
-                total[name] = total[name] + part.sum(0) if name in total else part.sum(0)
-                norms += float(part.square().sum()) if name in weights else 0.0
+                total[name] = part.sum(0)
+                norms += float(part.square().sum()) if name in self.weights else 0.0
+        return total, norms
+
+
+def _joined(found: Iterable[tuple[State, float]]) -> tuple[State, float]:
+    """Add sums up, in their order."""
+    total: State = {}
+    norms = 0.0
+    for own, squares in found:
+        total = {name: total[name] + value for name, value in own.items()} if total else own
+        norms += squares
     return total, norms
 
 
@@ -76,10 +101,11 @@ def _overlap(total: State, norms: float, members: int) -> float:
     return (norm(total) - norms) / max(1, members * (members - 1))
 
 
-def _residual(population: Population, weights: list[str], centre: Mapping[str, Tensor]) -> Tensor:
-    found = torch.zeros(len(population), dtype=torch.float64)
-    for start, block in population.blocks():
-        for name in weights:
-            apart = (block[name].cpu().double() - centre[name].cpu().double()).square()
-            found[start : start + len(apart)] += apart.flatten(1).sum(1)
+def _residual(centre: State, shard: tuple[int, Population]) -> Tensor:
+    """Squared distances of some members from a network (members,)."""
+    _, members = shard
+    found = torch.zeros(len(members), dtype=torch.float64)
+    block = members.stacked()
+    for name, middle in centre.items():
+        found += (block[name].cpu().double() - middle.double()).square().flatten(1).sum(1)
     return found

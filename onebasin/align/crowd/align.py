@@ -9,22 +9,30 @@ from functools import cached_property
 from pathlib import Path
 from typing import Unpack
 
+import torch
 from torch import Tensor
 
 from onebasin.align.board import Board
 from onebasin.align.crowd.agreement import agreement, mean_overlap
 from onebasin.align.crowd.consensus import Consensus, Progress
-from onebasin.align.crowd.crew import Crew
+from onebasin.align.crowd.entry import check_total
 from onebasin.align.crowd.frame import Frame, moved
 from onebasin.align.crowd.journal import Journal
+from onebasin.align.crowd.matching import Matcher
 from onebasin.align.crowd.plan import Options, Plan, Reference
 from onebasin.align.crowd.star import Star, medoid
 from onebasin.align.crowd.view import View, Weights
 from onebasin.align.pair.match import lightest
 from onebasin.align.senses.activity import Activity
 from onebasin.align.transpositions import Transpositions, transpositions
+from onebasin.cluster import Cluster, cluster_for
 from onebasin.errors import InputError
 from onebasin.population import Population
+from onebasin.population.mapping import caller_bytes
+from onebasin.population.parting import parts
+from onebasin.population.store import MANIFEST
+from onebasin.population.writer import BLOCK_BYTES, member_bytes
+from onebasin.quiet import one_thread
 from onebasin.state import State
 from onebasin.symmetry import Element, Symmetry
 
@@ -116,21 +124,38 @@ def align(
     """
     plan = Plan(reference, by, options)
     plan.check(population, symmetry, path)
-    frame = Frame(population, symmetry)
-    journal = Journal(None if path is None else Path(path), frame, frame.check(), plan.settings())
+    needs = {"each": _each(population), "here": _here(population, symmetry) + caller_bytes(population, path)}
+    with one_thread(), cluster_for(plan.options, **needs) as cluster:
+        return _aligned(Frame(population, symmetry), plan, None if path is None else Path(path), cluster)
+
+
+def _each(population: Population) -> int:
+    """Bytes of work on one shard: a few networks, in float64 too, or a block that is balanced or written."""
+    return 16 * member_bytes(population.spec) + 4 * min(population.nbytes, BLOCK_BYTES)
+
+
+def _here(population: Population, symmetry: Symmetry) -> int:
+    """Bytes that the caller holds: the sum of all members in float64 twice, and an element for each of them."""
+    numbers = sum(space.size * (1 + len(space.generators)) for space in symmetry.spaces)
+    return 8 * member_bytes(population.spec) + 2 * 8 * numbers * len(population)
+
+
+def _aligned(frame: Frame, plan: Plan, path: Path | None, cluster: Cluster) -> Alignment:
+    population, symmetry = frame.population, frame.symmetry
+    journal = Journal(path, frame, frame.check(cluster), plan.settings())
     if plan.scale != "keep":
-        frame.balance()
+        frame.balance(cluster)
     home = _home(frame, plan) if plan.scale == "reference" else None
-    before = mean_overlap(symmetry, population, frame.elements)
-    at, target, missing = _run(frame, plan, home, _teller(len(frame), journal, options.get("progress")), journal)
+    before = mean_overlap(symmetry, population, frame.elements, cluster)
+    tell = _teller(len(frame), journal, plan.options.get("progress"))
+    at, target, missing = _run(frame, plan, home, tell, journal, cluster)
     journal.note(at, now=True)
     if home is not None:  # back from the lightest form into the scales of the reference
         frame.move_all(symmetry.invert(home))
         target = None if target is None else symmetry.apply(symmetry.invert(home), target)
-    result = moved(population, symmetry, frame.elements, path=path)
-    journal.close()
-    found = agreement(symmetry, result, target)
-    return Alignment(
+    result = _written(path, frame) or moved(population, symmetry, frame.elements, path=path, cluster=cluster)
+    found = agreement(symmetry, result, target, cluster)
+    alignment = Alignment(
         result,
         frame.elements,
         symmetry,
@@ -141,26 +166,61 @@ def align(
         tuple(at.history),
         missing,
     )
+    if "finish" in plan.options:
+        plan.options["finish"](alignment)
+    journal.close()
+    return alignment
+
+
+def _written(path: Path | None, frame: Frame) -> Population | None:
+    """The moved networks, where a run was interrupted after it had written them; its journal has led us here.
+
+    Raises:
+        InputError: the folder holds other networks.
+    """
+    if path is None or not (path / MANIFEST).exists():
+        return None
+    found = Population.open(path)
+    alike = len(found) == len(frame) and found.spec == frame.population.spec
+    if alike and all(_same(frame, start, part) for start, part in parts(found)):
+        return found
+    raise InputError(f"expected a new or empty folder for the result, but {path} is not: choose another path")
+
+
+def _same(frame: Frame, start: int, written: Population) -> bool:
+    """Whether these are the members from `start` on, moved."""
+    stop = start + len(written)
+    expected = moved(frame.population[start:stop], frame.symmetry, frame.elements.some(start, stop)).stacked()
+    return all(torch.equal(value, expected[name]) for name, value in written.stacked().items())
 
 
 def _run(
-    frame: Frame, plan: Plan, home: Element | None, tell: Callable[[Progress], None], journal: Journal
+    frame: Frame,
+    plan: Plan,
+    home: Element | None,
+    tell: Callable[[Progress], None],
+    journal: Journal,
+    cluster: Cluster,
 ) -> tuple[Progress, State | None, Mapping[str, str]]:
     """Match everybody; by activations once more for units that show only when the others are in place."""
     view = _view(frame.symmetry, plan)
-    with Crew(view, plan.workers) as crew:
-        target = _target(frame, crew, plan, home)
-        at = journal.resume()
-        while True:
-            crew.view = view if at.stage == 0 or not isinstance(view, Activity) else view.second(frame.first())
-            if target is None:
-                at = Consensus(frame, crew, sweeps=plan.sweeps, tolerance=plan.tolerance).run(at, tell)
-            else:
-                at = Star(frame, crew, target).run(at, tell)
-            missing = crew.view.missing
-            if at.stage or not missing:
-                return at, target, missing
-            at = Progress(stage=1, history=at.history)
+    matcher = Matcher(view, frame.symmetry)
+    target = _target(frame, matcher, plan, home, cluster)
+    at = journal.resume()
+    while True:
+        if at.stage and isinstance(view, Activity):
+            matcher = Matcher(view.second(frame.first()), frame.symmetry)
+        way: Consensus | Star
+        if target is None:
+            if at.total:
+                check_total(journal.path, at, matcher.view.features(frame.first()))
+            way = Consensus(frame, matcher, cluster, sweeps=plan.sweeps, tolerance=plan.tolerance)
+        else:
+            way = Star(frame, matcher, cluster, target)
+        at = way.run(at, tell)
+        if at.stage or not way.missing:
+            return at, target, way.missing
+        at = Progress(stage=1, history=at.history)
 
 
 def _view(symmetry: Symmetry, plan: Plan) -> View:
@@ -177,12 +237,12 @@ def _home(frame: Frame, plan: Plan) -> Element:
     return lightest(Board.of(frame.symmetry, statistics=True), state)
 
 
-def _target(frame: Frame, crew: Crew, plan: Plan, home: Element | None) -> State | None:
+def _target(frame: Frame, matcher: Matcher, plan: Plan, home: Element | None, cluster: Cluster) -> State | None:
     """The network to match to, in the scale of comparison; None for a consensus."""
     if plan.reference == "consensus":
         return None
     if plan.fixed is None:
-        return frame.first() if plan.reference == "first" else frame.one(medoid(frame, crew))
+        return frame.first() if plan.reference == "first" else frame.one(medoid(frame, matcher, cluster))
     return plan.fixed if home is None else frame.symmetry.apply(home, plan.fixed)
 
 

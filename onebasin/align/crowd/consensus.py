@@ -6,22 +6,24 @@ S = sum_i w_i. Each network is matched to S - w_i, the sum of all others, and S 
 result is cycle-consistent by construction.
 
 Members are matched in chunks against one frozen S, so that they can be matched at the same time; a chunk that would
-lower |S|^2 is repeated one by one. The size of chunks depends on N alone: results do not depend on who does the work.
+lower |S|^2 is repeated one by one. Chunks, and the shards that they are cut into, depend on N alone, and what shards
+add to S is added in their order: results do not depend on who does the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from onebasin.align.crowd.crew import Crew
 from onebasin.align.crowd.frame import Frame
-from onebasin.align.crowd.view import added, norm, zeros
-from onebasin.align.pair.assign import Vertex
+from onebasin.align.crowd.matching import Matched, Matcher, Target
+from onebasin.align.crowd.view import added, norm
+from onebasin.cluster import Cluster, Serial
 from onebasin.state import State
 
-_CHUNKS = 16  # at least so many chunks per sweep: more together is staler, fewer at a time is slower
-_LARGEST = 64
+_CHUNKS = 16  # at least so many chunks per sweep: more together is staler, fewer at a time keeps fewer workers busy
+_LARGEST = 512
+_SHARDS = 64  # per chunk: enough to share out evenly, few enough not to travel all the time
 
 
 @dataclass
@@ -45,9 +47,10 @@ class Progress:
 class Consensus:
     """Sweeps over a crowd until nothing moves."""
 
-    def __init__(self, frame: Frame, crew: Crew, *, sweeps: int, tolerance: float) -> None:
-        self.frame, self.view, self.crew = frame, crew.view, crew
+    def __init__(self, frame: Frame, matcher: Matcher, cluster: Cluster, *, sweeps: int, tolerance: float) -> None:
+        self.frame, self.matcher, self.cluster = frame, matcher, cluster
         self.sweeps, self.tolerance = sweeps, tolerance
+        self.missing: Mapping[str, str] = {}  # what could not be compared, see `View`
 
     def run(self, at: Progress, tell: Callable[[Progress], None]) -> Progress:
         """Go on from `at` to the end; `tell` is called after each chunk, when everything is consistent."""
@@ -82,42 +85,40 @@ class Consensus:
             start += width
 
     def _chunk(self, at: Progress, members: range) -> None:
-        features = [self.view.features(state) for state in self.frame.moved(members)]
         if at.sweep == 0:
-            self._place(at, members, features)
+            self._place(at, members)
         else:
-            self._improve(at, members, features)
+            self._improve(at, members, self.cluster)
 
-    def _place(self, at: Progress, members: range, features: Sequence[State]) -> None:
+    def _place(self, at: Progress, members: range) -> None:
         """First sweep: match new members to the sum of those before, then add them."""
-        if not at.total:
-            at.total = zeros(features[0])
-        found = self.crew.match([at.total] * len(features), features, full=True) if members.start else [None]
-        for member, vertex, own in zip(members, found, features, strict=True):
-            at.total = added(at.total, self._move(member, vertex, own))
-            at.norms += norm(own)
-            at.moved += vertex is not None
+        for start, found in self._matched(members, Target(at.total), self.cluster):
+            at.total = added(at.total, found.change) if at.total else found.change
+            at.norms += found.squares
+            self._move(at, start, found)
 
-    def _improve(self, at: Progress, members: range, features: Sequence[State]) -> None:
+    def _improve(self, at: Progress, members: range, cluster: Cluster) -> None:
         """Later sweeps: match members to the sum of all others."""
-        full = at.sweep == 1
-        others = [added(at.total, own, -1.0) for own in features]
-        found = self.crew.match(others, features, full=full)
-        moves = [(own, self.view.turn(vertex, own)) for vertex, own in zip(found, features, strict=True) if vertex]
-        total = at.total
-        for old, new in moves:
-            total = added(added(total, old, -1.0), new)
-        if len(moves) > 1 and norm(total) < norm(at.total):
-            for member, own in zip(members, features, strict=True):
-                self._improve(at, range(member, member + 1), [own])
+        target = Target(at.total, within=True, full=at.sweep == 1)
+        parts, total = [], at.total
+        for start, found in self._matched(members, target, cluster):
+            parts.append((start, found))
+            total = added(total, found.change) if found.change else total
+        movers = sum(vertex is not None for _, found in parts for vertex in found.vertices)
+        if movers > 1 and norm(total) < norm(at.total):
+            for member in members:
+                self._improve(at, range(member, member + 1), Serial())
             return
-        for member, vertex, own in zip(members, found, features, strict=True):
-            self._move(member, vertex, own)
         at.total = total
-        at.moved += len(moves)
+        for start, found in parts:
+            self._move(at, start, found)
 
-    def _move(self, member: int, vertex: Vertex | None, features: State) -> State:
-        if vertex is None:
-            return features
-        self.frame.move(member, self.view.assignment.element(vertex))
-        return self.view.turn(vertex, features)
+    def _matched(self, members: range, target: Target, cluster: Cluster) -> Iterator[tuple[int, Matched]]:
+        """Match the members of a chunk, shard by shard."""
+        size = -(-len(members) // _SHARDS)
+        shards = self.frame.shards(members, size)
+        return zip(members[::size], cluster.map(self.matcher, shards, shared=target), strict=True)
+
+    def _move(self, at: Progress, start: int, found: Matched) -> None:
+        at.moved += self.frame.follow(start, found.vertices, self.matcher.view)
+        self.missing = found.missing

@@ -14,13 +14,19 @@ import torch
 from torch import Tensor
 
 from onebasin.align.crowd.consensus import Progress
+from onebasin.align.crowd.entry import damaged, put_back, read_entry
 from onebasin.align.crowd.frame import Frame
-from onebasin.errors import InputError, StorageError
+from onebasin.errors import InputError
 from onebasin.population.durable import make_folder
-from onebasin.population.tensor_file import read_header, write_tensors
+from onebasin.population.tensor_file import write_tensors
 from onebasin.state import State
 
 _SECONDS = 20.0  # between two entries: what a killed run may lose
+
+
+def journal_of(path: Path) -> Path:
+    """The journal of the alignment whose result will be under `path`."""
+    return path.resolve().with_name(path.resolve().name + ".journal")
 
 
 class Journal:
@@ -35,7 +41,7 @@ class Journal:
             crowd: fingerprint of the members.
             settings: all that the result depends on; a journal of another run is refused.
         """
-        self.path = None if path is None else path.resolve().with_name(path.resolve().name + ".journal")
+        self.path = None if path is None else journal_of(path)
         self.frame = frame
         self.key = _key(frame, crowd, settings)
         self._last = time.monotonic()
@@ -48,28 +54,15 @@ class Journal:
         """
         if self.path is None or not self.path.exists():
             return Progress()
-        from safetensors.torch import load
-
-        header = read_header(self.path).metadata
-        tensors = load(self.path.read_bytes())
-        told = json.loads(header.get("onebasin", "{}"))
-        if told.get("sum") != _checksum(tensors):
-            raise StorageError(
-                f"{self.path} is no journal of an alignment, or is damaged: delete it to start again, or choose "
-                "another path"
-            )
+        told, tensors = read_entry(self.path)
+        if told["sum"] != _checksum(tensors):
+            raise damaged(self.path)
         if told["key"] != self.key:
             raise InputError(
                 f"{self.path} is the journal of an interrupted alignment of other networks or with other settings: "
                 "repeat that one to finish it, choose another path, or delete the journal to give it up"
             )
-        at = Progress(**told["progress"])
-        at.total = {name: tensors[f"total/{name}"] for name in told["names"]}  # in the order in which sums were formed
-        for name, order in self.frame.elements.orders.items():
-            order.copy_(tensors[f"order/{name}"])
-        for name, factor in self.frame.elements.factors.items():
-            factor.copy_(tensors[f"factor/{name}"])
-        return at
+        return put_back(self.path, told, tensors, self.frame.elements)
 
     def note(self, at: Progress, *, now: bool = False) -> None:
         """Write an entry if the last one is old enough."""

@@ -6,13 +6,14 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from torch import Tensor, nn
 
 from onebasin.align.board import Board
-from onebasin.align.crowd.journal import fingerprint
+from onebasin.align.crowd.journal import fingerprint, journal_of
 from onebasin.align.pair.match import check_network
+from onebasin.cluster import Places
 from onebasin.errors import InputError
 from onebasin.options import refuse_unknown
 from onebasin.population import Population
@@ -24,17 +25,17 @@ SCALES = ("balanced", "reference", "keep")
 Reference = str | Mapping[str, Tensor] | nn.Module
 
 
-class Options(TypedDict, total=False):
-    """The finer points of `align`, all optional.
+class Options(Places, total=False):
+    """The finer points of `align`, all optional; where it runs is said as in `Places`.
 
     Attributes:
         scale: "balanced" gives every member its lightest scales, "reference" those of the reference, "keep" none.
             The default is "reference" where a network is given as reference, else "balanced".
         sweeps: of the consensus, at most (50).
         tolerance: stop when a sweep gains less than this part of the overlap (1e-3); 0 goes on until nothing moves.
-        workers: processes that match (1). More pay where a match takes longer than the network takes to travel, in
-            deep or wide networks; a script then needs `if __name__ == "__main__":`.
         progress: called with (members done in this sweep, members, what is being done).
+        finish: called with the Alignment when the moved networks are written. The run is over only when it returns: if
+            it is interrupted, the same call goes on and finishes too.
         model: for by="activations", the model ...
         inputs: ... the inputs it is run on ...
         kind: ... and "uncentred" (as paper 1), "centred" or "correlation".
@@ -43,8 +44,8 @@ class Options(TypedDict, total=False):
     scale: str
     sweeps: int
     tolerance: float
-    workers: int
     progress: Callable[[int, int, str], None]
+    finish: Callable[[Any], None]
     model: nn.Module
     inputs: Any
     kind: str
@@ -72,12 +73,10 @@ class Plan:
         self.scale = options.get("scale", "balanced" if self.fixed is None else "reference")
         self.by, self.options = by, options
         self.sweeps, self.tolerance = options.get("sweeps", SWEEPS), options.get("tolerance", TOLERANCE)
-        self.workers = options.get("workers", 1)
         self._check_words()
-        if not (self.sweeps >= 1 and self.workers >= 1 and self.tolerance >= 0 and math.isfinite(self.tolerance)):
+        if not (self.sweeps >= 1 and self.tolerance >= 0 and math.isfinite(self.tolerance)):
             raise InputError(
-                f"expected sweeps and workers of at least 1 and a tolerance of at least 0, found {self.sweeps}, "
-                f"{self.workers} and {self.tolerance}"
+                f"expected at least 1 sweep and a tolerance of at least 0, found {self.sweeps} and {self.tolerance}"
             )
 
     def _check_words(self) -> None:
@@ -109,7 +108,9 @@ class Plan:
             raise InputError("expected at least one network to align, found an empty population")
         if self.fixed is not None:
             check_network(Board.of(symmetry, statistics=True), self.fixed, where="the reference")
-        if path is not None and Path(path).exists() and (Path(path).is_file() or any(Path(path).iterdir())):
+        if path is None or journal_of(Path(path)).exists():
+            return  # of an interrupted run, which may have written its networks already: the journal decides
+        if Path(path).exists() and (Path(path).is_file() or any(Path(path).iterdir())):
             raise InputError(f"expected a new or empty folder for the result, but {path} is not: choose another path")
 
     def settings(self) -> dict[str, Any]:

@@ -8,49 +8,59 @@ import torch
 from torch import Tensor
 
 from onebasin.align.crowd.consensus import Progress
-from onebasin.align.crowd.crew import Crew
 from onebasin.align.crowd.frame import Frame
-from onebasin.align.crowd.view import added, norm, zeros
+from onebasin.align.crowd.matching import Matcher, Standing, Target, standing
+from onebasin.align.crowd.view import View, added, norm
+from onebasin.cluster import Cluster, settled
 from onebasin.state import State
+from onebasin.symmetry import Symmetry
 
-_CHUNK = 16  # members matched together
+_SHARD = 16  # members matched together
 
 
 class Star:
     """Matches every member of a crowd to one network."""
 
-    def __init__(self, frame: Frame, crew: Crew, reference: Mapping[str, Tensor]) -> None:
+    def __init__(self, frame: Frame, matcher: Matcher, cluster: Cluster, reference: Mapping[str, Tensor]) -> None:
         """`reference` is a whole network, in the scale in which members are compared."""
-        self.frame, self.view, self.crew = frame, crew.view, crew
-        self.target = crew.view.features(reference)
+        self.frame, self.matcher, self.cluster = frame, matcher, cluster
+        self.target = Target(settled(matcher.view.features(reference)), summed=False)
+        self.missing: Mapping[str, str] = {}  # what could not be compared, see `View`
 
     def run(self, at: Progress, tell: Callable[[Progress], None]) -> Progress:
-        """Go on from `at` to the end; `tell` is called after each chunk."""
-        while at.place < len(self.frame):
-            members = range(at.place, min(len(self.frame), at.place + _CHUNK))
-            features = [self.view.features(state) for state in self.frame.moved(members)]
-            found = self.crew.match([self.target] * len(members), features, full=True)
-            for member, vertex in zip(members, found, strict=True):
-                if vertex is not None:
-                    self.frame.move(member, self.view.assignment.element(vertex))
-                    at.moved += 1
-            at.place = members.stop
+        """Go on from `at` to the end; `tell` is called after each shard."""
+        members = range(at.place, len(self.frame))
+        for found in self.cluster.map(self.matcher, self.frame.shards(members, _SHARD), shared=self.target):
+            at.moved += self.frame.follow(at.place, found.vertices, self.matcher.view)
+            at.place += len(found.vertices)
+            self.missing = found.missing
             tell(at)
         at.sweep, at.done = 1, True
         return at
 
 
-def medoid(frame: Frame, crew: Crew) -> int:
+def medoid(frame: Frame, matcher: Matcher, cluster: Cluster) -> int:
     """The most central member: closest to the mean once all are matched to the first. The frame is left as it was.
 
     To compare all pairs would take N^2 matches; seen from one member, the crowd's centre takes N.
     """
-    trial, view = frame.copy(), crew.view
-    Star(trial, crew, frame.first()).run(Progress(), lambda at: None)
+    trial = frame.copy()
+    Star(trial, matcher, cluster, frame.first()).run(Progress(), lambda at: None)
+    everybody, apart = range(len(trial)), _Apart(matcher.view, frame.symmetry)
     total: State = {}
-    for member in range(len(trial)):
-        features = view.features(trial.one(member))
-        total = added(total or zeros(features), features)
+    stay = Target({})  # matched to nothing, members stay, and are summed
+    for found in cluster.map(matcher, trial.shards(everybody, _SHARD), shared=stay):
+        total = added(total, found.change) if total else found.change
     mean = {name: value / len(trial) for name, value in total.items()}
-    apart = [norm(added(mean, view.features(trial.one(member)), -1.0)) for member in range(len(trial))]
-    return int(torch.tensor(apart).argmin())
+    distances = cluster.map(apart, trial.shards(everybody, _SHARD), shared=mean)
+    return int(torch.tensor([own for part in distances for own in part]).argmin())
+
+
+class _Apart:
+    """Squared distances of members from a network."""
+
+    def __init__(self, view: View, symmetry: Symmetry) -> None:
+        self.view, self.symmetry = view, symmetry
+
+    def __call__(self, mean: State, shard: Standing) -> list[float]:
+        return [norm(added(mean, self.view.features(state), -1.0)) for state in standing(self.symmetry, shard)]

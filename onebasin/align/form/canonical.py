@@ -20,6 +20,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +33,12 @@ from onebasin.align.form.sign_rule import settle_signs
 from onebasin.align.form.unit_norm import unit_norm
 from onebasin.align.scale.balance import Work
 from onebasin.align.scale.squares import Layout, check_finite
+from onebasin.cluster import Places, cluster_for
 from onebasin.errors import InputError
+from onebasin.options import refuse_unknown
 from onebasin.population import Population
-from onebasin.population.writer import block_members
-from onebasin.quiet import one_thread
+from onebasin.population.mapping import caller_bytes, mapped
+from onebasin.population.writer import BLOCK_BYTES, member_bytes
 from onebasin.state import State
 from onebasin.symmetry import Element, Symmetry
 from onebasin.symmetry.act import apply_block
@@ -42,6 +46,7 @@ from onebasin.symmetry.algebra import Wide
 
 SCALES = ("unit-norm", "balanced", "keep")
 _TOLERANCE, _SWEEPS = 1e-13, 200  # of balancing: nearly as far as float64 goes
+_FOLD = 8  # times the bytes of a block that its pieces take
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +77,7 @@ def canonicalise(
     order: str = "max",
     signs: bool = True,
     path: str | os.PathLike[str] | None = None,
+    **places: Unpack[Places],
 ) -> Canonical:
     """Bring networks into their normal form.
 
@@ -82,7 +88,9 @@ def canonicalise(
         order: descending "max", "first", "norm" or "mean" of a unit's weights (see `order_keys`), or "keep".
         signs: settle signs.
         path: write the resulting population to this folder instead of keeping it in memory.
+        **places: where a population is worked on, see `Places`.
     """
+    refuse_unknown(places, Places.__annotations__, "canonicalise")
     if isinstance(what, nn.Module):
         raise InputError("canonicalise moves a State or a Population, found a module: give model.state_dict()")
     for name, value, known in (("scale", scale, SCALES), ("order", order, (*ORDERS, "keep"))):
@@ -92,37 +100,36 @@ def canonicalise(
     if not isinstance(what, Population):
         if path is not None:
             raise InputError("path= is for populations, found one network: save the state of the result yourself")
-        element = form.find({name: tensor[None] for name, tensor in what.items()}, 0).member(0)
-        return replace(form.report(element), state=symmetry.apply(element, what))
+        found = form.find({name: tensor[None] for name, tensor in what.items()}, 0)
+        element = found.element.member(0)
+        return replace(found, element=element, ties=_told(found.ties), state=symmetry.apply(element, what))
     if not len(what):
         raise InputError("expected a population of at least one network, found none: give networks to canonicalise")
-    found: list[Element] = []
-
-    def move(stacked: State, start: int) -> State:
-        found.append(form.find(stacked, start))
-        return apply_block(Wide(symmetry, found[-1]), stacked, 0, "value")
-
-    with one_thread():
-        moved = what.map(move, path=path, size=block_members(what.spec))
-    return replace(form.report(_joined(found)), population=moved)
+    each = _FOLD * min(what.nbytes, BLOCK_BYTES) + _FOLD * member_bytes(what.spec)
+    with cluster_for(places, each=each, here=caller_bytes(what, path)) as cluster:
+        moved = mapped(what, form, cluster, path=None if path is None else Path(path))
+    return replace(_joined(moved.notes), population=moved.population)
 
 
 class Form:
-    """The rules of a normal form, and what was noted while they were used."""
+    """The rules of a normal form."""
 
     def __init__(self, symmetry: Symmetry, scale: str, order: str, signs: bool) -> None:
         """Lay out the symmetry once."""
         self.symmetry, self.scale, self.order, self.signs = symmetry, scale, order, signs
         self.layout = Layout.of(Board.of(symmetry, statistics=True))
         self.weights = Board.of(symmetry)
-        self.notes: dict[str, None] = {}
-        self.ties: dict[int, list[Tensor]] = {}
 
-    def find(self, stacked: Mapping[str, Tensor], start: int) -> Element:
-        """The elements that bring stacked networks (M, *shape) into normal form; `start` numbers the first."""
+    def __call__(self, stacked: State, start: int, beside: None) -> tuple[State, Canonical]:
+        """Bring stacked networks into normal form."""
+        found = self.find(stacked, start)
+        return apply_block(Wide(self.symmetry, found.element), stacked, 0, "value"), found
+
+    def find(self, stacked: Mapping[str, Tensor], start: int) -> Canonical:
+        """What brings stacked networks (M, *shape) into normal form; `start` numbers the first."""
         self.weights.check(stacked, where=f"member {start}", batched=True)
         pieces = Pieces(self.weights, stacked)
-        factors = self._scales(stacked, start)
+        factors, notes = self._scales(stacked, start)
         pieces.rescale(factors)
         still: list[tuple[int, int]] = []
         if self.signs:
@@ -130,28 +137,29 @@ class Form:
             factors.update(turned)
             for space, generator in still:
                 name, kind = self.symmetry.spaces[space].name, self.symmetry.spaces[space].generators[generator]
-                self.notes[f"{name}: {kind} {generator} was left open, no weight shows it alone"] = None
+                notes = (*notes, f"{name}: {kind} {generator} was left open, no weight shows it alone")
         members = len(next(iter(stacked.values())))
         if self.order == "keep":
-            return self._element(members, factors, {})
+            return Canonical(self._element(members, factors, {}), {}, notes)
         found, ties = orders(pieces, self.order, still)
-        for space, counts in ties.items():
-            self.ties.setdefault(space, []).append(counts.cpu())
-        return self._element(members, factors, found)
+        named = {self.symmetry.spaces[space].name: counts.cpu() for space, counts in ties.items()}
+        return Canonical(self._element(members, factors, found), named, notes)
 
-    def _scales(self, stacked: Mapping[str, Tensor], start: int) -> Tables:
+    def _scales(self, stacked: Mapping[str, Tensor], start: int) -> tuple[Tables, tuple[str, ...]]:
+        """Factors of the scales, and what there is to say about them."""
         logs: list[Tensor] | None = None
+        notes: tuple[str, ...] = ()
         if self.scale == "keep":
             check_finite(stacked, start)
-            return {}
+            return {}, notes
         if self.scale == "unit-norm":
-            logs, notes = unit_norm(self.layout, stacked, start)
-            self.notes.update(dict.fromkeys(notes))
+            logs, found = unit_norm(self.layout, stacked, start)
+            notes = tuple(found)
         if logs is None:
             work = Work(self.layout, True, "unit", _TOLERANCE, _SWEEPS, dead="unit")
             logs = work.solve(stacked, start).found.logs
         gauges = [(gauge.space, gauge.generator) for gauge in self.layout.gauges]
-        return {key: table.exp() for key, table in zip(gauges, logs, strict=True)}
+        return {key: table.exp() for key, table in zip(gauges, logs, strict=True)}, notes
 
     def _element(self, members: int, factors: Tables, found: dict[int, Tensor]) -> Element:
         """Orders and factors in the coordinates of the given networks, as elements."""
@@ -165,16 +173,19 @@ class Form:
             turned.orders[space] = order.cpu().gather(1, origin[:, :, None].expand(-1, -1, order.shape[2]))
         return self.symmetry.compose(turned.narrow(), scaled)
 
-    def report(self, element: Element) -> Canonical:
-        """What was found; the networks themselves are added by the caller."""
-        ties = {self.symmetry.spaces[space].name: torch.cat(counts) for space, counts in self.ties.items()}
-        return Canonical(element, {name: counts for name, counts in ties.items() if counts.any()}, tuple(self.notes))
+
+def _told(ties: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The spaces with any."""
+    return {name: counts for name, counts in ties.items() if counts.any()}
 
 
-def _joined(parts: list[Element]) -> Element:
-    """Lay batches of elements end to end."""
-    return Element(
-        {name: torch.cat([part.orders[name] for part in parts]) for name in parts[0].orders},
-        {name: torch.cat([part.factors[name] for part in parts], 1) for name in parts[0].factors},
-        sum(part.members or 0 for part in parts),
+def _joined(parts: list[Canonical]) -> Canonical:
+    """Lay batches end to end."""
+    elements = [part.element for part in parts]
+    element = Element(
+        {name: torch.cat([own.orders[name] for own in elements]) for name in elements[0].orders},
+        {name: torch.cat([own.factors[name] for own in elements], 1) for name in elements[0].factors},
+        sum(own.members or 0 for own in elements),
     )
+    ties = {name: torch.cat([part.ties[name] for part in parts]) for name in parts[0].ties}
+    return Canonical(element, _told(ties), tuple(dict.fromkeys(note for part in parts for note in part.notes)))

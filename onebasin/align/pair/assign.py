@@ -100,7 +100,10 @@ class Assignment:
     def identity(self) -> Vertex:
         """The vertex that moves nothing."""
         return [
-            Place(torch.arange(self.size(number)), torch.ones(len(self.signs[number]), self.size(number)))
+            Place(
+                torch.arange(self.size(number)),
+                torch.ones(len(self.signs[number]), self.size(number), dtype=torch.float32),
+            )
             for number in range(len(self.spaces))
         ]
 

@@ -84,7 +84,7 @@ def merged(gains: Tensor, characters: list[Character], components: list[Componen
 
 def chosen(gains: Tensor, characters: list[Character], parts: list[Component], count: int) -> Tensor:
     """The best signs (count, N) for gains (characters, N)."""
-    signs = torch.ones(count, gains.shape[1])
+    signs = torch.ones(count, gains.shape[1], dtype=torch.float32)
     for members, seen in parts:
         if not seen:
             continue

@@ -19,6 +19,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -30,9 +32,12 @@ from onebasin.align.scale.mass import Point
 from onebasin.align.scale.norm_scale import empty, holds, without_held_biases
 from onebasin.align.scale.settle import Settled, settle
 from onebasin.align.scale.squares import Layout
+from onebasin.cluster import Places, cluster_for
 from onebasin.errors import InputError
+from onebasin.options import refuse_unknown
 from onebasin.population import Population
-from onebasin.population.writer import block_members
+from onebasin.population.mapping import caller_bytes, mapped
+from onebasin.population.writer import block_members, member_bytes
 from onebasin.quiet import one_thread
 from onebasin.state import State
 from onebasin.symmetry import Element, Symmetry
@@ -40,7 +45,23 @@ from onebasin.symmetry.act import apply_block
 from onebasin.symmetry.algebra import Wide
 
 SMALL, LARGE = 1 << 23, 1 << 26  # bytes of a block: its masses should stay in the cache if that makes FEW members
+_FOLD = 6  # times the bytes of a block that its masses and the moved members take
 FEW = 64  # members, or more: with less, the calls would count more than what they do
+
+
+class Options(Places, total=False):
+    """The finer points of `balance`, all optional; where a population is worked on is said as in `Places`.
+
+    Attributes:
+        tolerance: a unit is balanced when |in - out| <= tolerance * (in + out) (1e-9); the mass is then exact to about
+            the square of it.
+        sweeps: give up after this many (1,000); `Balanced.imbalance` tells what is left.
+        progress: called with (members done, members in all).
+    """
+
+    tolerance: float
+    sweeps: int
+    progress: Callable[[int, int], None]
 
 
 def balance(
@@ -49,10 +70,8 @@ def balance(
     *,
     biases: bool = True,
     norms: str = "unit",
-    tolerance: float = 1e-9,
-    sweeps: int = 1000,
     path: str | os.PathLike[str] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[Options],
 ) -> Balanced:
     """Move networks along their orbits of positive scales to the point of least mass.
 
@@ -62,15 +81,14 @@ def balance(
         biases: count biases (tensors called bias or beta) as mass; paper 2 does not.
         norms: what to do along directions without a minimum, before a batch norm or inside a weight norm: "unit"
             holds the weights of a unit at norm 1, "keep" leaves these directions alone.
-        tolerance: a unit is balanced when |in - out| <= tolerance * (in + out); the mass is then exact to about the
-            square of it.
-        sweeps: give up after this many; `Balanced.imbalance` tells what is left.
         path: write the balanced population to this folder, block by block, instead of keeping it in memory.
-        progress: called with (members done, members in all).
+        **options: see `Options`.
     """
+    refuse_unknown(options, Options.__annotations__, "balance")
     if isinstance(what, nn.Module):
         raise InputError("balance moves a State or a Population, found a module: give model.state_dict()")
-    work = Work(Layout.of(Board.of(symmetry, statistics=True)), biases, norms, tolerance, sweeps)
+    limits = options.get("tolerance", 1e-9), options.get("sweeps", 1000)
+    work = Work(Layout.of(Board.of(symmetry, statistics=True)), biases, norms, *limits)
     if not isinstance(what, Population):
         if path is not None:
             raise InputError("path= is for populations, found one network: save the state of the result yourself")
@@ -80,17 +98,16 @@ def balance(
         return replace(report, element=element, state=symmetry.apply(element, what))
     if not len(what):
         raise InputError("expected a population of at least one network, found none: give networks to balance")
-    solved: list[Solved] = []
 
-    def move(stacked: State, start: int) -> State:
-        solved.append(work.solve(stacked, start))
-        if progress is not None:
-            progress(start + len(solved[-1].before), len(what))
-        return apply_block(Wide(symmetry, work.element(solved[-1])), stacked, 0, "value")
+    def move(stacked: State, start: int, beside: None) -> tuple[State, Solved]:
+        solved = work.solve(stacked, start)
+        return apply_block(Wide(symmetry, work.element(solved)), stacked, 0, "value"), solved
 
-    with one_thread():
-        moved = what.map(move, path=path, size=_members(what))
-    return replace(work.report(solved), population=moved)
+    size, goal = _members(what), None if path is None else Path(path)
+    needs = {"each": _FOLD * size * member_bytes(what.spec), "here": caller_bytes(what, path)}
+    with cluster_for(options, **needs) as cluster:
+        moved = mapped(what, move, cluster, path=goal, size=size, progress=options.get("progress"))
+    return replace(work.report(moved.notes), population=moved.population)
 
 
 def _members(population: Population) -> int:

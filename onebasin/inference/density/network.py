@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_flatten
 
 from onebasin.calling import Inputs, call_arguments, global_seed
+from onebasin.cluster import settled
 from onebasin.errors import InputError
 from onebasin.inference.density.layout import Layout, is_frozen
 from onebasin.inference.density.likelihood import (
@@ -121,7 +122,7 @@ def target_of(model: nn.Module, data: Data, **options: Unpack[Density]) -> Targe
         layout,
         prior,
         judged(called, likelihood),
-        leaves,
+        settled(leaves),
         structure,
         len(targets),
         rest,

@@ -7,13 +7,9 @@ paths (`tuner/log_step`), and put back into the type that the kernel's `init` is
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from torch import Tensor
-
-from onebasin.population.tensor_file import map_tensors, read_header
-from onebasin.state import State
 
 
 def leaves(state: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -47,9 +43,3 @@ def rebuilt(kind: Any, tensors: Mapping[str, Tensor], path: str = "") -> Any:
 def state_type(kernel: Any) -> Any:
     """The type of a kernel's State: what its `init` returns."""
     return get_type_hints(type(kernel).init)["return"]
-
-
-def read_tensors(path: Path) -> tuple[State, Mapping[str, str]]:
-    """Tensors and texts of such a file, in memory."""
-    header = read_header(path)
-    return {name: value.clone() for name, value in map_tensors(header, header.entries).items()}, header.metadata

@@ -1,45 +1,42 @@
-"""Who computes the units: this process, or several."""
+"""Who computes the units: this process, or the workers of a cluster."""
 
 from __future__ import annotations
 
-import signal
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 import torch
 
-from onebasin.errors import InputError
+from onebasin.cluster import Cluster
+from onebasin.errors import StorageError
+from onebasin.inference.runs.blackboard import Blackboard, Listener, Reporter
 from onebasin.inference.runs.job import Job
 from onebasin.inference.runs.journal import Disk, Journal, Place
-from onebasin.inference.runs.loop import Progress, Tell, UnitRun
+from onebasin.inference.runs.loop import Tell, UnitRun
 from onebasin.inference.runs.start import networks_at
 from onebasin.inference.runs.units import Unit
 
+_PATIENCE = 10.0  # seconds that workers have to write what they have when a run is interrupted
 
-@dataclass(eq=False)
+
 class Runner:
     """A job made ready: target and plan are built once, units run one after the other."""
 
-    job: Job
-    tell: Tell | None = None
-    heed: Callable[[], None] | None = None
+    def __init__(self, job: Job) -> None:
+        """Build them."""
+        self.job = job
+        self.target = job.target()
+        self.plan = job.plan(self.target)
 
-    def __post_init__(self) -> None:
-        self.target = self.job.target()
-        self.plan = self.job.plan(self.target)
-
-    def __call__(self, unit: Unit, journal: Journal) -> Place:
-        """Run one unit."""
+    def __call__(
+        self, unit: Unit, journal: Journal, tell: Tell | None = None, heed: Callable[[], None] | None = None
+    ) -> Place:
+        """Run one unit; `tell` and `heed` as in `UnitRun`."""
         job, layout = self.job, self.target.layout
-        run = UnitRun(self.plan, layout, job.seed, self.tell, self.heed)
+        run = UnitRun(self.plan, layout, job.seed, tell, heed)
         with threads(job.threads):
             return run(unit, lambda: networks_at(job.model, layout, job.start, unit.window, job.seed), journal)
 
@@ -57,89 +54,66 @@ def threads(count: int) -> Iterator[None]:
 
 def run_here(job: Job, units: list[Unit], journal: Journal, tell: Tell | None) -> None:
     """Run units one after the other."""
-    runner = Runner(job, tell)
+    runner = Runner(job)
     for unit in units:
-        runner(unit, journal)
+        runner(unit, journal, tell)
 
 
-def run_apart(job: Job, units: list[Unit], disk: Disk, tell: Tell | None, workers: int) -> None:
-    """Run units in processes of their own, which write to the disk. When this process is interrupted, they are too."""
-    from multiprocessing import get_context
+def run_apart(job: Job, units: list[Unit], disk: Disk, tell: Tell | None, cluster: Cluster) -> None:
+    """Run units in workers, which write to the disk. When this process is interrupted, they are too.
 
-    context = get_context("spawn")  # not fork: torch's threads do not survive it
-    news, stop = context.SimpleQueue(), context.Event()
-    start = partial(_start, job, disk.path, disk.provenance, news if tell is not None else None, stop)
+    A unit whose worker died is given to another, which goes on from the last checkpoint.
+    """
     disk.writer(units[0])  # the manifest is there before several processes write
+    board = Blackboard.opened(disk.path.absolute())
+    listen = None if tell is None else Listener(board, units, tell)
+    crew = Crew(job, disk.provenance, board, told=tell is not None)
+    finished = []
     try:
-        with ProcessPoolExecutor(min(workers, len(units)), context, initializer=start) as pool:
-            try:
-                with _deaf():
-                    tasks = {pool.submit(_work, unit) for unit in units}
-                _listen(tasks, news, tell)
-            except BaseException:
-                stop.set()  # workers write what they have, and end
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-            for task in as_completed(tasks):
-                task.result()
-    except BrokenProcessPool as error:
-        raise InputError(
-            'a worker process died, or could not start: begin a script with `if __name__ == "__main__":`, and look '
-            "for a lack of memory; with path= and resume=True the run goes on where it was"
-        ) from error
-    except Exception as error:
-        if "pickle" not in str(error).lower():
-            raise
-        raise InputError(
-            f"several workers need a model and options that can be sent to another process, found one that cannot "
-            f"({error}): define classes and functions at the top of a module, or use workers=1"
-        ) from error
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Ignore Ctrl-C inside the block, and let processes that are started there ignore it for good."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may say what happens to signals
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
+        for found in cluster.map(run_unit, units, shared=crew, idle=listen):
+            finished.append(found)  # where one unit fails the others end early, and its error comes in its turn
+            if listen is not None:
+                listen.look()
     finally:
-        signal.signal(signal.SIGINT, before)
+        board.closed(_PATIENCE)
+    if not all(finished):
+        raise StorageError(f"another process has ended the run in {disk.path}: wait for it, then resume")
 
 
-def _listen(tasks: set[Any], news: Any, tell: Tell | None) -> None:
-    """Pass on what workers tell, until all have finished or one has failed."""
-    while not all(task.done() for task in tasks):
-        if any(task.done() and task.exception() for task in tasks):
-            return
-        if tell is None or news.empty():
-            time.sleep(0.05)
-        else:
-            tell(*news.get())
+@dataclass(frozen=True, eq=False)
+class Crew:
+    """What every worker needs to know.
+
+    Attributes:
+        job: what is run.
+        provenance: stored with the population.
+        board: where workers read whether to go on.
+        told: whether anybody wants to know how far they are.
+    """
+
+    job: Job
+    provenance: Mapping[str, Any]
+    board: Blackboard
+    told: bool
+
+    @cached_property
+    def runner(self) -> Runner:
+        """Built once per worker, and compiled once where the job says so."""
+        return Runner(self.job)
 
 
-_RUNNER: list[tuple[Runner, Disk]] = []  # of a worker process
-
-
-def _start(job: Job, path: Path, provenance: Mapping[str, Any], news: Any, stop: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then tells its workers
-
-    def tell(unit: Unit, progress: Progress) -> None:
-        news.put((unit, progress))
-
-    def heed() -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-
-    runner = Runner(job, None if news is None else tell, heed)
-    _RUNNER.append((runner, Disk(path, runner.target.layout.spec, provenance)))
-
-
-def _work(unit: Unit) -> None:
-    runner, disk = _RUNNER[0]
+def run_unit(crew: Crew, unit: Unit) -> bool:
+    """Run a unit in a worker, from where it was left; return whether it is finished."""
+    board = crew.board
+    reporter = Reporter(board, unit) if crew.told else None
     try:
-        runner(unit, disk)
+        with board.taken(unit), reporter or nullcontext():
+            # A journal of its own: another worker may have written since this one had the unit.
+            disk = Disk(board.path, crew.runner.target.layout.spec, crew.provenance)
+            crew.runner(unit, disk, reporter, board.heed())
     except KeyboardInterrupt:
-        return  # what was drawn is written
+        return False  # what was drawn is written
+    except Exception:
+        board.end()
+        raise
+    return True

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from onebasin.errors import InputError, StorageError
+from onebasin.inference.runs.holding import HeldElsewhere, held
 from onebasin.inference.runs.journal import RUN
 from onebasin.population.durable import make_folder, publish
 
 _MAY_CHANGE = {"draws"}
+_MOST = 1 << 20  # chains, and threads
 _PARTS = ("options", "density")  # dicts of options, which are compared one by one
 
 
@@ -33,28 +35,36 @@ def read_definition(path: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except ValueError as error:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        _check_definition(found)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StorageError(
             f"{file} is damaged ({error}): restore it from a copy, or start the run again in another folder"
         ) from error
+    definition: dict[str, Any] = found
+    return definition
+
+
+def _check_definition(found: Any) -> None:
+    """Raise unless the parts that a resumed run takes over can be used."""
+    if not isinstance(found, dict) or not all(isinstance(found[part], dict) for part in _PARTS):
+        raise TypeError("it is no definition")
+    for name, most in {"modes": _MOST, "lanes": max(1, found["modes"]), "threads": _MOST}.items():
+        if type(found[name]) is not int or not 1 <= found[name] <= most:
+            raise ValueError(f"{name} is {str(found[name])[:40]}")
+    if not isinstance(found["compile"], bool) or not isinstance(found["chunk"], int | None):
+        raise TypeError("compile or chunk is of another kind")
 
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
     """Hold the folder of a run, so that no second process works on it; freed by the system when a process dies."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on this system
-        yield
-        return
     make_folder(path / RUN)
-    with (path / RUN / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StorageError(f"another process is at work on {path}: wait for it, or choose another path") from error
-        yield
+    try:
+        with held(path / RUN / "lock"):
+            yield
+    except HeldElsewhere as error:
+        raise StorageError(f"another process is at work on {path}: wait for it, or choose another path") from error
 
 
 def refuse_stranger(path: Path, stored: Mapping[str, Any] | None, resume: bool) -> None:

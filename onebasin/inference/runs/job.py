@@ -7,12 +7,13 @@ import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import NoneType
-from typing import Any, TypedDict, cast, get_args, get_type_hints
+from typing import Any, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from onebasin.cluster import Places
 from onebasin.errors import InputError
 from onebasin.inference.density.compiling import has_compiler
 from onebasin.inference.density.network import Data, Density, target_of
@@ -42,19 +43,22 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 _LARGE = 50_000  # weights from which one network keeps several threads busy
 
 
-class Execution(TypedDict, total=False):
+class Execution(Places, total=False):
     """How a run is carried out.
 
     Attributes:
         start: "fresh" networks, the "model" itself, or a Population.
-        workers: processes; draws do not depend on their number.
+        workers: processes; draws do not depend on their number. On a cluster, units worked on at once.
+        cluster: "local" to start Ray on this machine, the address of a Ray cluster to join, or a `Cluster` that is
+            open already. All its machines must see the folder of the run.
+        memory: bytes that this process and its workers may take in all, as a number or as "2GB"; fewer workers are
+            used where that is not enough for all.
         chunk: chains in one unit of work; draws do not depend on it. By default all chains that are computed together.
         lanes: chains that are computed together, which decides about rounding; by default at most 8.
         threads: of torch in each process, which may decide about rounding too; by default 1 for small networks.
     """
 
     start: Given
-    workers: int
     chunk: int | None
     lanes: int | None
     threads: int | None

@@ -15,16 +15,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from onebasin.errors import StorageError
 from onebasin.inference.kernel import Kernel
-from onebasin.inference.runs.checkpoint import leaves, read_tensors, rebuilt, state_type
+from onebasin.inference.runs.checkpoint import leaves, rebuilt, state_type
 from onebasin.inference.runs.units import Unit
-from onebasin.population.shard import Block, read_shard, shard_name
-from onebasin.population.tensor_file import write_tensors
+from onebasin.population.shard import Block, read_shard, shard_key, shard_name
+from onebasin.population.store import shard_paths
+from onebasin.population.tensor_file import read_tensors, write_tensors
 from onebasin.population.writer import PopulationWriter
 from onebasin.state import Spec, State
 
 RUN = "run"
 _COUNTERS = ("stage", "step", "draw")
+_MOST = 1 << 53  # of a counter
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,13 +126,23 @@ class Disk:
         return self._writers[unit.name]
 
     def place(self, unit: Unit, kernels: list[Kernel[Any]]) -> Place | None:
-        """Read the unit's checkpoint."""
+        """Read the unit's checkpoint; None also where draws before it were lost, so that they are made again."""
         path = self._state(unit)
         if not path.is_file():
             return None
         tensors, facts = read_tensors(path)
-        stage, step, draw = (int(facts[name]) for name in _COUNTERS)
-        return Place(stage, step, draw, rebuilt(state_type(kernels[stage]), tensors))
+        try:
+            stage, step, draw = (int(facts[name]) for name in _COUNTERS)
+            if not 0 <= stage < len(kernels) or not 0 <= step <= _MOST or not 0 <= draw <= _MOST:
+                raise ValueError(f"stage {stage}, step {step}, draw {draw}")
+            state = rebuilt(state_type(kernels[stage]), tensors)
+        except (KeyError, ValueError) as error:
+            raise StorageError(
+                f"{path} is no checkpoint of the run ({error}): delete it to repeat its steps"
+            ) from error
+        if draw > self.finished(unit):
+            return None
+        return Place(stage, step, draw, state)
 
     def remember(self, unit: Unit, place: Place) -> None:
         """Replace the unit's checkpoint."""
@@ -138,19 +151,30 @@ class Disk:
 
     def finished(self, unit: Unit) -> int:
         """Counted in the unit's shards."""
-        sequences = range(self.writer(unit).sequence)
-        shards = [read_shard(self.path / shard_name(sequence, unit.name)) for sequence in sequences]
+        paths = [self.path / shard_name(number, unit.name) for number in range(self.writer(unit).sequence)]
+        lost = [path for path in paths if not path.exists()]
+        if lost:
+            later = [path.name for path in paths[paths.index(lost[0]) :] if path.exists()]
+            raise StorageError(
+                f"{lost[0]} is missing and later draws of the same chains are there: put it back from a copy, or move "
+                f"{', '.join(later)} away too and resume, to make these draws again"
+            )
+        shards = [read_shard(path) for path in paths]
         return sum(shard.source.count for shard in shards) // len(unit.keep)
 
     def write(self, unit: Unit, draws: Written) -> None:
         """Write the diagnostics, then the shard: one without the other will be written again."""
         writer = self.writer(unit)
-        path = self.path / RUN / f"info-{unit.name}-{writer.sequence:05d}.safetensors"
-        write_tensors(path, draws.info, {"unit": unit.name})
+        write_tensors(info_path(self.path, unit.name, writer.sequence), draws.info, {"unit": unit.name})
         writer.write(Block(draws.tensors, len(draws.chain), draws.chain, draws.log_density))
 
     def _state(self, unit: Unit) -> Path:
         return self.path / RUN / f"state-{unit.name}.safetensors"
+
+
+def info_path(path: Path, unit: str, sequence: int) -> Path:
+    """The diagnostics that belong to a shard of a run."""
+    return path / RUN / f"info-{unit}-{sequence:05d}.safetensors"
 
 
 def join_info(parts: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
@@ -162,10 +186,21 @@ def join_info(parts: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 def read_info(path: Path) -> dict[str, Tensor]:
     """Diagnostics of a run on disk, name -> float64 (chains, steps); units with fewer shards are filled with NaN."""
     units: dict[str, list[Mapping[str, Tensor]]] = {}
-    for file in sorted((path / RUN).glob("info-*.safetensors")):
-        tensors, facts = read_tensors(file)
-        units.setdefault(facts["unit"], []).append(tensors)
+    for shard in shard_paths(path):  # diagnostics of draws that were lost are of no use
+        sequence, unit = shard_key(shard) or (0, "")
+        file = info_path(path, unit, sequence)
+        if file.exists():
+            units.setdefault(unit, []).append(_checked_info(read_tensors(file)[0], units.get(unit), file))
     return stack_info([join_info(units[name]) for name in sorted(units)])
+
+
+def _checked_info(found: State, before: list[Mapping[str, Tensor]] | None, file: Path) -> State:
+    """Refuse diagnostics that cannot be laid behind those before them."""
+    first = next((part for part in before or [] if part), found)
+    chains = {name: len(value) if value.dim() == 2 else None for name, value in found.items()}
+    if found and (None in chains.values() or chains != {name: len(value) for name, value in first.items()}):
+        raise StorageError(f"{file} holds other diagnostics than the run has: delete it to go on without them")
+    return found
 
 
 def stack_info(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -14,10 +14,12 @@ import torch
 
 from onebasin.inference.density.layout import Layout
 from onebasin.inference.kernel import Info, Moment, Networks, Plan
+from onebasin.inference.runs.checkpoint import leaves
 from onebasin.inference.runs.journal import Journal, Place
 from onebasin.inference.runs.pending import Pending
 from onebasin.inference.runs.units import Unit
 from onebasin.inference.seeds import Streams
+from onebasin.state import check_state, spec_of
 
 BLOCK = 20  # steps with one set of random streams
 _CHECKPOINT_SECONDS = 2.0
@@ -76,6 +78,10 @@ class UnitRun:
         if place is None:
             state = kernels[0].init(start(), self._streams(unit, 0, "init"))
             place = Place(0, 0, 0, state)
+        else:
+            fresh = kernels[place.stage].init(start(), self._streams(unit, place.stage, "init"))
+            found, expected = (dict(leaves(state)) for state in (place.state, fresh))
+            check_state(found, spec_of(expected), where=f"the checkpoint of {unit.name}")
         place = self._stages(unit, place, journal)
         return self._draws(unit, place, journal)
 

@@ -12,9 +12,10 @@ from onebasin.inference.kernel import Info, Networks
 from onebasin.inference.runs.journal import Journal, Written
 from onebasin.inference.runs.units import Unit
 
-_SECONDS = 0.5  # what a killed process may lose ...
-_SHARE = 0.005  # ... or this share of its time so far, so that a long run does not end in thousands of files
-_BYTES = 64 << 20  # and never more than this
+_SECONDS = 2.0  # what a killed process may have to repeat, as between two checkpoints ...
+_SHARE = 0.02  # ... or this share of its time so far, so that a long run does not end in thousands of files ...
+_LONGEST = 120.0  # ... but no longer than this,
+BYTES = 64 << 20  # and never more than this
 
 
 @dataclass(eq=False)
@@ -52,7 +53,7 @@ class Pending:
         """Whether it is time to write."""
         waited, all_in_all = time.monotonic() - self._written, time.monotonic() - self._began
         size = sum(one.position.nbytes for one in self._networks)
-        return waited > max(_SECONDS, _SHARE * all_in_all) or size > _BYTES
+        return waited > max(_SECONDS, min(_LONGEST, _SHARE * all_in_all)) or size > BYTES
 
     def flush(self) -> None:
         """Write what is there."""

@@ -1,6 +1,5 @@
 """Small models with interesting symmetries, for the demo and for first steps.
 
-Each is a factory without arguments, so that ``onebasin discover onebasin.examples:relu_mlp --input 2x16`` works.
 They use only torch: this room knows nothing of the rest of the package.
 """
 

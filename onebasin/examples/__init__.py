@@ -1,0 +1,42 @@
+"""Models to try things on, and the architectures of published collections.
+
+Each is a factory that needs no arguments, so that ``onebasin discover onebasin.examples:relu_mlp --input 2x16`` works.
+"""
+
+from onebasin.examples.published import (
+    PUBLISHED,
+    Published,
+    cifar100_resnet18,
+    optunet,
+    resnet18,
+    resnet20_frn_silu,
+    tiny_imagenet_resnet18,
+)
+from onebasin.examples.small import (
+    EXAMPLES,
+    Example,
+    digits_mlp,
+    lstm_classifier,
+    relu_mlp,
+    residual_cnn,
+    separable_cnn,
+    transformer,
+)
+
+__all__ = [
+    "EXAMPLES",
+    "PUBLISHED",
+    "Example",
+    "Published",
+    "cifar100_resnet18",
+    "digits_mlp",
+    "lstm_classifier",
+    "optunet",
+    "relu_mlp",
+    "residual_cnn",
+    "resnet18",
+    "resnet20_frn_silu",
+    "separable_cnn",
+    "tiny_imagenet_resnet18",
+    "transformer",
+]

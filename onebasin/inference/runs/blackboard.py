@@ -1,0 +1,188 @@
+"""What the process that gives units away and those that run them tell each other: small files in the folder `run/crew`.
+
+Files reach every kind of worker, on this machine or on another that sees the folder. `token` says for whom the work is
+done: a worker goes on as long as its own token stands there, so that removing it ends all workers, and a resumed run
+ends those that an earlier one has left behind. `UNIT.lock` is held by whoever runs a unit, `UNIT.json` says how far it
+is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from onebasin.errors import InputError, StorageError
+from onebasin.inference.runs.holding import HeldElsewhere, held
+from onebasin.inference.runs.journal import RUN
+from onebasin.inference.runs.loop import Progress, Tell
+from onebasin.inference.runs.units import Unit
+from onebasin.population.durable import make_folder, publish, temporary_beside
+
+_TELL_SECONDS = 0.5  # between two news of a unit
+_HEED_SECONDS = 0.2  # between two looks at the token
+_PREDECESSOR_SECONDS = 60.0  # for who still runs a unit, and will notice at its next step that it should not
+
+
+@dataclass(frozen=True)
+class Blackboard:
+    """The folder, as one run sees it.
+
+    Attributes:
+        path: the folder of the population.
+        token: of this run.
+    """
+
+    path: Path
+    token: str
+
+    @classmethod
+    def opened(cls, path: Path) -> Blackboard:
+        """Begin a run; workers of an earlier one, if there are any left, read here that they should end."""
+        board = cls(path.resolve(), secrets.token_hex(8))
+        if board.folder.is_symlink():  # somebody's folder elsewhere, in which nothing should be written or deleted
+            raise StorageError(f"expected a folder, found that {board.folder} is a link: delete it, and try again")
+        make_folder(board.folder)
+        for news in board.folder.glob("u*.json"):
+            news.unlink(missing_ok=True)
+        publish(board.folder / "token", lambda file: file.write(board.token.encode()), replace=True)
+        return board
+
+    @property
+    def folder(self) -> Path:
+        """Where the files are."""
+        return self.path / RUN / "crew"
+
+    def end(self) -> None:
+        """Tell all workers to end."""
+        if self._wanted():
+            with suppress(OSError):  # it has just gone, or a disk refuses everything, which is said elsewhere
+                (self.folder / "token").unlink()
+
+    def closed(self, seconds: float) -> None:
+        """Tell all workers to end, and wait until they have written what they have, so long at most."""
+        self.end()
+        end = time.monotonic() + seconds
+        try:
+            for lock in self.folder.glob("*.lock"):
+                with held(lock, end - time.monotonic()):
+                    pass  # whoever takes it from now on finds no token
+        except HeldElsewhere:
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def heed(self) -> Callable[[], None]:
+        """What a worker calls at every step; raises KeyboardInterrupt when it should end."""
+        parent, latest = os.getppid(), float("-inf")
+
+        def look() -> None:
+            nonlocal latest
+            if time.monotonic() - latest < _HEED_SECONDS:
+                return
+            latest = time.monotonic()
+            if os.getppid() != parent or not self._wanted():
+                raise KeyboardInterrupt
+
+        return look
+
+    def _wanted(self) -> bool:
+        try:
+            return (self.folder / "token").read_text(encoding="utf-8") == self.token
+        except OSError:
+            return False
+
+    @contextmanager
+    def taken(self, unit: Unit) -> Iterator[None]:
+        """Hold a unit inside the block: never do two processes write the same draws.
+
+        Raises:
+            KeyboardInterrupt: nobody wants it any more.
+        """
+        if not (self.path / RUN).is_dir():
+            raise InputError(
+                f"expected the folder of the run at {self.path}, found none on the machine of a worker: give a path "
+                "that all machines of the cluster see"
+            )
+        look = self.heed()
+        look()
+        try:
+            with held(self.folder / f"{unit.name}.lock", _PREDECESSOR_SECONDS, look):
+                self.heed()()
+                yield
+        except HeldElsewhere as error:
+            raise StorageError(
+                f"another process is at work on {unit.name} in {self.path} and does not end: end it, and resume the run"
+            ) from error
+
+    def write(self, unit: Unit, progress: Progress) -> None:
+        """Write how far a unit is. It is of no use later, and no reason to fail."""
+        path = self.folder / f"{unit.name}.json"
+        temporary = temporary_beside(path)
+        with suppress(OSError):
+            temporary.write_text(json.dumps(asdict(progress)), encoding="utf-8")
+            os.replace(temporary, path)
+
+    def read(self, unit: Unit) -> Progress | None:
+        """How far a unit is; None where it has not said so."""
+        try:
+            return Progress(**json.loads((self.folder / f"{unit.name}.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+@dataclass(eq=False)
+class Reporter:
+    """Writes the progress of a unit now and then; use it as a context manager, so that the end is told as well."""
+
+    board: Blackboard
+    unit: Unit
+    _latest: Progress | None = None
+    _written: float = float("-inf")
+
+    def __call__(self, unit: Unit, progress: Progress) -> None:
+        """Take news."""
+        self._latest = progress
+        if time.monotonic() - self._written > _TELL_SECONDS:
+            self._write()
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        if self._latest is not None:
+            self.board.write(self.unit, self._latest)
+            self._latest, self._written = None, time.monotonic()
+
+
+@dataclass(eq=False)
+class Listener:
+    """Passes on what units have written since it last looked."""
+
+    board: Blackboard
+    units: list[Unit]
+    tell: Tell
+    _heard: dict[str, Progress] = field(default_factory=dict)
+    _looked: float = float("-inf")
+
+    def __call__(self) -> None:
+        """Look, unless it did so just now."""
+        if time.monotonic() - self._looked > _TELL_SECONDS:
+            self.look()
+
+    def look(self) -> None:
+        """Look now."""
+        self._looked = time.monotonic()
+        for unit in self.units:
+            progress = self.board.read(unit)
+            if progress is not None and progress != self._heard.get(unit.name):
+                self._heard[unit.name] = progress
+                self.tell(unit, progress)
