@@ -4,7 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-BENCHMARKS := discovery apply population alignment geometry inference compact pruning fitting discrepancy diversity
+BENCHMARKS := discovery apply population alignment geometry inference compact pruning fitting discrepancy diversity scale \
+	faults fuzz
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint types unit bench docs format clean
