@@ -23,7 +23,7 @@ from onebasin.state import State
 
 _CHUNKS = 16  # at least so many chunks per sweep: more together is staler, fewer at a time keeps fewer workers busy
 _LARGEST = 512
-_SHARDS = 64  # per chunk: enough to share out evenly, few enough not to travel all the time
+_SHARDS = 32  # per chunk: enough to share out evenly, few enough not to travel all the time
 
 
 @dataclass
