@@ -12,6 +12,15 @@ from __future__ import annotations
 from typing import ClassVar
 
 
+def first_line(error: BaseException, most: int = 200) -> str:
+    r"""What somebody else's error says, as a part of our sentence.
+
+    >>> first_line(ValueError("no such thing\nat line 3")), first_line(KeyError())
+    ('no such thing', 'KeyError')
+    """
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:most]
+
+
 class OnebasinError(Exception):
     """Anything that onebasin refuses to do."""
 

@@ -381,15 +381,20 @@ def test_a_chunk_that_loses_is_repeated_one_by_one(symmetry: ob.Symmetry, monkey
     assert all(b >= a - 1e-9 for a, b in itertools.pairwise(found.history))
 
 
-def test_a_run_that_dies_behind_its_last_network_is_finished(symmetry: ob.Symmetry, tmp_path: Path) -> None:
-    """The networks are written, what `finish` should write is not: the same call finishes, and moves nothing again."""
-    population, path = crowd(symmetry, 5), tmp_path / "out"
+def die_before_the_end(population: ob.Population, symmetry: ob.Symmetry, path: Path) -> None:
+    """The networks are written, what `finish` should write is not."""
 
     def die(found: Alignment) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         align(population, symmetry, path=path, finish=die)
+
+
+def test_a_run_that_dies_behind_its_last_network_is_finished(symmetry: ob.Symmetry, tmp_path: Path) -> None:
+    """The same call finishes, and moves nothing again."""
+    population, path = crowd(symmetry, 5), tmp_path / "out"
+    die_before_the_end(population, symmetry, path)
     before = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
     told: list[Alignment] = []
     found = align(population, symmetry, path=path, finish=told.append)
@@ -402,12 +407,7 @@ def test_a_run_that_dies_behind_its_last_network_is_finished(symmetry: ob.Symmet
 
 def test_other_networks_are_not_taken_for_those_of_an_interrupted_run(symmetry: ob.Symmetry, tmp_path: Path) -> None:
     population, path = crowd(symmetry, 5), tmp_path / "out"
-
-    def die(found: Alignment) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        align(population, symmetry, path=path, finish=die)
+    die_before_the_end(population, symmetry, path)
     shutil.rmtree(path)
     population.save(path)
     with pytest.raises(InputError, match="expected a new or empty folder"):

@@ -21,14 +21,14 @@ from onebasin.assess.gathering import KEPT, gather
 from onebasin.assess.intervals import Sampling
 from onebasin.assess.values import Noise, value_numbers
 from onebasin.calling import Inputs
-from onebasin.cluster import Cluster, Places, cluster_for
+from onebasin.cluster import Cluster, Needs, Places, cluster_for
 from onebasin.errors import InputError
 from onebasin.options import refuse_unknown
 from onebasin.population import Population
 from onebasin.predict.batches import check_targets
 from onebasin.predict.drawing import Crowd, networks_of
-from onebasin.predict.passing import Needs, needs
 from onebasin.predict.passing import Options as Passing
+from onebasin.predict.passing import needs
 from onebasin.predict.predicting import predict
 
 KINDS = ("categorical", "bernoulli", "gaussian")

@@ -8,6 +8,7 @@ import click
 
 from onebasin.align.crowd.align import Alignment
 from onebasin.align.crowd.align import align as move
+from onebasin.align.crowd.journal import journal_of
 from onebasin.align.crowd.plan import SCALES
 from onebasin.align.senses.covariance import KINDS as STATISTICS
 from onebasin.cli import data as examples
@@ -17,7 +18,7 @@ from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.tables import short, swaps
 from onebasin.errors import InputError, SpecError
 from onebasin.population import Population
-from onebasin.population.durable import make_folder, publish
+from onebasin.population.durable import is_taken, make_folder, publish
 from onebasin.population.store import MANIFEST
 from onebasin.symmetry.act import KINDS
 
@@ -110,7 +111,7 @@ def align(
         )
     options = {name: value for name, value in options.items() if value is not None}
     options |= _activations(known, data, options["by"], limit=limit, sources=options.pop("sources"))
-    journal = output.with_name(f"{output.name}.journal")
+    journal = journal_of(output)
     carried = _companions(companions, crowd, known, output)
     if not journal.exists():
         _refuse_taken(carried)
@@ -190,7 +191,7 @@ def _companion(text: str, crowd: Population, known: Known, output: Path) -> tupl
 def _refuse_taken(carried: list[tuple[str, Population, Path]]) -> None:
     """Refuse places of companions that something else has; those of an interrupted run are its own."""
     for _, _, goal in carried:
-        if goal.exists() and (goal.is_file() or any(goal.iterdir())):
+        if is_taken(goal):
             raise InputError(f"the companion would go to {goal}, which exists: move it away or choose another --output")
 
 

@@ -1,6 +1,8 @@
 """``onebasin compact``: many networks -> one posterior in the space of a few, and a record of what it keeps."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from onebasin.cli.networks import Architecture, Known, architecture_options, kno
 from onebasin.cli.options import debug, progress_bar, refuse_existing
 from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.tables import short
+from onebasin.cluster import cluster_for
 from onebasin.compact import calibrate, prior_shares, refine
 from onebasin.errors import InputError
 from onebasin.population import Population
@@ -95,10 +98,11 @@ def compact(
     _check(networks, output, force, options)
     known = know(architecture)
     crowd = open_networks(networks, known)
-    with progress_bar(f"compacting {len(crowd):,} networks") as show:
+    with progress_bar(f"compacting {len(crowd):,} networks") as show, _for_all_steps(options["places"]) as places:
+        options["places"] = places
         aligned = crowd
         if not options["raw"]:
-            aligned = align(crowd, known.symmetry, progress=show, **options["places"]).population
+            aligned = align(crowd, known.symmetry, progress=show, **places).population
         fitted = _fitted(aligned, known, options)
         found = _moved(fitted, known, crowd, options, seed=architecture.seed, show=show)
         told = {
@@ -120,6 +124,16 @@ def compact(
     click.echo(
         text.rstrip("\n") if as_json else f"{_page(told, found)}\n\n{output}: the posterior; {record}: this record"
     )
+
+
+@contextmanager
+def _for_all_steps(places: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Start workers once. Where memory is counted each step starts its own: not all of them can afford as many."""
+    if not places or "memory" in places:
+        yield places
+        return
+    with cluster_for(places) as cluster:
+        yield {"cluster": cluster}
 
 
 def _move(options: dict[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ from onebasin.calling import call_arguments
 from onebasin.cli import data as examples
 from onebasin.cli.compare_crowds import compare_crowds, several
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, one_network
-from onebasin.cli.options import debug, progress
+from onebasin.cli.options import PLACES, debug, progress
 from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.tables import chance, short, swaps
 from onebasin.discrepancy.judge import PRESETS
@@ -30,7 +30,7 @@ from onebasin.tables import table
 
 _OF_PAIRS = {name: f"--{name}" for name in ("scale", "restarts", "test", "loss", "points")}
 _OF_CROWDS = {"forms": "--form", "preset": "--preset", "values": "--values"}
-_OF_PLACES = {name: f"--{name}" for name in ("workers", "cluster", "memory")}
+_OF_PLACES = {name: f"--{name}" for name in PLACES}
 _OF_DATA = {name: f"--{name}" for name in ("test", "limit", "loss", "points", "values")}
 _MEANING = {
     "already aligned": "No order or sign of its units brings B closer to A",

@@ -6,7 +6,7 @@ from typing import Any
 from onebasin.cli.data import Examples
 from onebasin.cli.networks import Known, numbered, open_networks
 from onebasin.cli.tables import short
-from onebasin.cluster import Places
+from onebasin.cluster import places_in
 from onebasin.discrepancy import Discrepancy, discrepancy
 from onebasin.errors import StorageError
 from onebasin.metrics.agreement import agreement, total_variation
@@ -90,8 +90,7 @@ def compare_crowds(
     answer = answers(model, a.member(0), inputs)
     if options.get("output") == "values" or answer.dim() != 2 or answer.shape[1] < 2:
         return found
-    places: dict[str, Any] = {name: value for name, value in options.items() if name in Places.__annotations__}
-    first, second = (predict(model, crowd, inputs, average=True, **places) for crowd in (a, b))
+    first, second = (predict(model, crowd, inputs, average=True, **places_in(options)) for crowd in (a, b))
     return CrowdComparison(
         report, found.examples, float(agreement(first, second)), float(total_variation(first, second))
     )

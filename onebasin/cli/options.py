@@ -31,13 +31,15 @@ def debug(command: _Command) -> _Command:
     )(command)
 
 
+PLACES = ("workers", "cluster", "memory")  # as `onebasin.cluster.Places`, which needs torch
+
+
 def places(command: _Command) -> _Command:
     """Add ``--workers``, ``--cluster`` and ``--memory``: where work on a crowd runs, as the dict ``places``."""
-    names = ("workers", "cluster", "memory")
 
     @functools.wraps(command)
     def gathered(*arguments: Any, **options: Any) -> Any:
-        given = {name: options.pop(name) for name in names}
+        given = {name: options.pop(name) for name in PLACES}
         if given["memory"] is not None:  # who sets a limit wants to know what is taken of it
             logging.basicConfig(format="%(message)s")
             logging.getLogger("onebasin").setLevel(logging.INFO)

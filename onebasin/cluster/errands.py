@@ -6,15 +6,15 @@ A backend says how something is sent to all workers, how a shard is sent to one,
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from onebasin.cluster.circumstances import Circumstances, UnderThese
-from onebasin.cluster.protocol import Result, Shard, Shared
+from onebasin.cluster.protocol import Cluster, Result, Shard, Shared
 from onebasin.cluster.wire import pack, result_of
 from onebasin.errors import ClusterError, InputError
 
@@ -45,10 +45,8 @@ class _Known:
     users: int = 0
 
 
-class Errands(ABC):
+class Errands(Cluster):
     """A cluster of other processes."""
-
-    workers: int
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -86,12 +84,6 @@ class Errands(ABC):
     @abstractmethod
     def close(self) -> None:
         """Send the workers home."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def map(
         self,

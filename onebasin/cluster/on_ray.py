@@ -10,7 +10,7 @@ import numpy as np
 
 from onebasin.cluster.errands import LIVES, Errands, WorkerDied
 from onebasin.cluster.wire import work
-from onebasin.errors import ClusterError, InputError
+from onebasin.errors import ClusterError, InputError, first_line
 
 LOCAL = "local"
 _PATIENCE = 5.0  # seconds until an address counts as wrong
@@ -57,7 +57,7 @@ class OnRay(Errands):
             content: bytes = self._ray.get(ticket)
             return content
         except self._ray.exceptions.RayError as error:
-            raise WorkerDied(str(error).splitlines()[0]) from error
+            raise WorkerDied(first_line(error)) from error
 
     def cancel(self, ticket: Any) -> None:
         """Ask Ray to drop a task."""
@@ -89,10 +89,9 @@ def _connect(ray: Any, address: str, workers: int | None) -> None:
         _knock(address)
         ray.init(**options)
     except Exception as error:  # Ray raises what it likes: ConnectionError, RuntimeError, ValueError, ...
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ClusterError(
-            f'expected a Ray cluster at {address!r}, found none ({reason[:200]}): give "local", or the address that '
-            "`ray start --head` printed"
+            f'expected a Ray cluster at {address!r}, found none ({first_line(error)}): give "local", or the address '
+            "that `ray start --head` printed"
         ) from error
 
 

@@ -6,7 +6,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from onebasin.cluster.protocol import Cluster
 from onebasin.cluster.serial import Serial
@@ -33,6 +33,27 @@ class Places(TypedDict, total=False):
     workers: int
     cluster: str | Cluster
     memory: int | str
+
+
+class Needs(TypedDict):
+    """What `cluster_for` asks for.
+
+    Attributes:
+        each: bytes that work on one shard takes.
+        here: bytes that this process takes besides.
+    """
+
+    each: int
+    here: int
+
+
+def places_in(options: Mapping[str, Any]) -> Places:
+    """Those of some options that say where work runs.
+
+    >>> places_in({"workers": 2, "seed": 0})
+    {'workers': 2}
+    """
+    return cast("Places", {name: value for name, value in options.items() if name in Places.__annotations__})
 
 
 def open_cluster(workers: int | None = None, cluster: str | None = None) -> Cluster:
@@ -73,8 +94,8 @@ def cluster_for(places: Mapping[str, Any], *, each: int = 0, here: int = 0) -> I
 
     Args:
         places: options, of which those of `Places` are read.
-        each: bytes that work on one shard takes.
-        here: bytes that this process takes besides.
+        each: see `Needs`.
+        here: see `Needs`.
     """
     given, workers, memory = places.get("cluster"), places.get("workers"), places.get("memory")
     if given is not None and not isinstance(given, str):

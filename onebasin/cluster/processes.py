@@ -16,7 +16,7 @@ from typing import Any
 
 from onebasin.cluster.errands import Errands, WorkerDied
 from onebasin.cluster.wire import pack_error, work
-from onebasin.errors import DiskError
+from onebasin.errors import DiskError, first_line
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _SHORT = 2048  # bytes of a result; with what is around it no more than the 4,096 that a pipe takes as a whole
@@ -55,7 +55,7 @@ class Processes(Errands):
                     return pool, pool.submit(_work, self._folder.name, function, shared, parcel)
             except BrokenProcessPool as error:
                 self._end(pool)
-                raise WorkerDied(_reason(error)) from error
+                raise WorkerDied(first_line(error)) from error
 
     def ready(self, ticket: Any, seconds: float) -> bool:
         """Wait for a future."""
@@ -74,7 +74,7 @@ class Processes(Errands):
             content: bytes | str = future.result()
         except (BrokenProcessPool, ShutdownExecutorError, CancelledError) as error:
             self._end(pool)
-            raise WorkerDied(_reason(error)) from error
+            raise WorkerDied(first_line(error)) from error
         if isinstance(content, bytes):
             return content
         with _folder_errors():
@@ -167,11 +167,6 @@ def _deaf() -> Iterator[None]:
 
 def _read(path: str) -> bytes:
     return Path(path).read_bytes()
-
-
-def _reason(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _follow(parent: int, folder: str) -> None:

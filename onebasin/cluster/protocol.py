@@ -43,6 +43,8 @@ class Cluster(Protocol):
     def close(self) -> None:
         """Send the workers home."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        self.close()

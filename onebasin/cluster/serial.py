@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Self
 
-from onebasin.cluster.protocol import Result, Shard, Shared
+from onebasin.cluster.protocol import Cluster, Result, Shard, Shared
 from onebasin.quiet import one_thread
 
 
-class Serial:
+class Serial(Cluster):
     """Works on one shard after the other in this process.
 
     >>> list(Serial().map(pow, [1, 2, 3], shared=2))
@@ -39,9 +38,3 @@ class Serial:
 
     def close(self) -> None:
         """There is nobody to send home."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Unpack, cast
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from onebasin.calling import Inputs
-from onebasin.cluster import Places
+from onebasin.cluster import Places, places_in
 from onebasin.compact.moving import Free, Moving, Widths
 from onebasin.compact.surroundings import surroundings
 from onebasin.compact.teacher import Teacher
@@ -128,7 +128,7 @@ def _moved(
     check_fits(model, posterior.mean)
     generator = torch.Generator().manual_seed(chosen["seed"])
     wide = surroundings(inputs, noise=chosen["noise"], mixed=chosen["mixed"], generator=generator)
-    places = cast("Places", {name: value for name, value in options.items() if name in Places.__annotations__})
+    places = places_in(options)
     teacher = Teacher.ask(model, crowd, wide, classes=chosen["output"] == "probabilities", **places)
     moving = Moving(posterior, Free if form == "refined" else Widths, chosen["start"])
     with torch.enable_grad():

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
+from onebasin.align.crowd.align import shard_bytes
+from onebasin.cluster import Needs
 from onebasin.discrepancy.distances import BLOCK_BYTES
 from onebasin.discrepancy.forms import LARGE
 from onebasin.discrepancy.judge import Judge
 from onebasin.discrepancy.tiles import MEMBERS
 from onebasin.population import Population
-from onebasin.population.writer import member_bytes
 
 _KERNELS = 2  # matrices beside distances: of a kernel, and of its sums over runs
 
 
-class Bytes(TypedDict):
-    """What `cluster_for` asks for."""
-
-    each: int
-    here: int
-
-
-def compare_bytes(a: Population, b: Population, judge: Judge, held: int) -> Bytes:
+def compare_bytes(a: Population, b: Population, judge: Judge, held: int) -> Needs:
     """Upper estimates.
 
     Args:
@@ -34,5 +26,4 @@ def compare_bytes(a: Population, b: Population, judge: Judge, held: int) -> Byte
     matrices = 8 * members**2 * (2 * len(judge.metrics) + _KERNELS)
     forms = 2 * min(LARGE, 2 * crowds)  # in float32 at least, and moved
     tiles = 4 * BLOCK_BYTES + 8 * 8 * min(members, MEMBERS) ** 2
-    moving = 16 * member_bytes(a.spec) + 4 * min(crowds, BLOCK_BYTES)
-    return {"each": max(tiles, moving), "here": matrices + judge.nbytes + max(forms, 2 * held)}
+    return {"each": max(tiles, shard_bytes(a.spec, crowds)), "here": matrices + judge.nbytes + max(forms, 2 * held)}

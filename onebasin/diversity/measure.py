@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.calling import Inputs
-from onebasin.cluster import Cluster, cluster_for
+from onebasin.cluster import Cluster, Needs, cluster_for
 from onebasin.diversity.pairing import Pairs
 from onebasin.diversity.report import Diversity
 from onebasin.errors import InputError
@@ -18,7 +18,7 @@ from onebasin.metrics.pairs import pairwise_mutual_information
 from onebasin.population import Population
 from onebasin.predict import examples_in
 from onebasin.predict.drawing import Crowd, first_of, networks_of
-from onebasin.predict.passing import Needs, Options, needs
+from onebasin.predict.passing import Options, needs
 from onebasin.predict.portions import answers, pieces
 from onebasin.predict.predicting import check_classes, check_output, predict, refuse_nan
 

@@ -5,6 +5,7 @@ Knows bytes only. A header keeps checksums as text: a JSON object {name: 8 hexad
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Iterator, Mapping
@@ -57,6 +58,12 @@ def stored_checksum(path: Path, offset: int, nbytes: int) -> str:
         while left > 0 and (piece := handle.read(min(CHUNK, left))):
             value, left = fold(memoryview(piece), value), left - len(piece)
     return "cut off" if left else f"{value:08x}"
+
+
+def sha256_of(path: Path) -> str:
+    """The digest by which others know a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sealed(texts: Mapping[str, str]) -> dict[str, str]:

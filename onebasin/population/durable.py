@@ -153,10 +153,15 @@ def _claim(temporary: Path, path: Path) -> None:
         os.rename(temporary, path)
 
 
+def is_taken(path: Path) -> bool:
+    """Whether something stands where a new folder should: anything but an empty folder."""
+    return path.exists() and not (path.is_dir() and not any(path.iterdir()))
+
+
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder that takes the name `path` when the block succeeds, and vanishes when it fails."""
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+    if is_taken(path):
         raise InputError(
             f"expected a new or empty folder, but {path} exists and is not empty: "
             "choose another path, or append to a population with Population.writer(path, spec)"

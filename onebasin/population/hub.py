@@ -10,13 +10,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path, PurePosixPath, PureWindowsPath
+from pathlib import Path, PurePosixPath
 from urllib.parse import unquote
 
 from onebasin.errors import InputError, UnsafeFileError
 from onebasin.population import hub_cache
 from onebasin.population.archive import ARCHIVES, is_archive
 from onebasin.population.read import natural_key
+from onebasin.population.tar_stream import is_foreign, leads_out
 
 _ADDRESS = re.compile(
     r"hf:/(?:(?P<kind>datasets|models)/)?(?P<repository>(?!(?:datasets|models|spaces)/)[^/@]+/[^/@]+)"
@@ -147,9 +148,7 @@ def _nothing(address: Address, names: Sequence[str], networks: Sequence[str]) ->
 
 
 def _refuse_strange(name: str, address: Address) -> None:
-    parts = PurePosixPath(name).parts
-    strange = name.startswith("/") or ".." in parts or "\0" in name or "\\" in name or PureWindowsPath(name).drive
-    if strange or name != "/".join(parts):
+    if leads_out(name) or is_foreign(name) or name != "/".join(PurePosixPath(name).parts):
         raise UnsafeFileError(
             f"file {name!r} of {address} has a name that leads elsewhere, expected one below its folder: choose "
             "another repository"

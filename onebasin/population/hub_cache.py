@@ -6,7 +6,6 @@ there, which the library's own cache cannot. Files are compared with the size an
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from onebasin.errors import InputError, StorageError, UnsafeFileError
+from onebasin.errors import InputError, StorageError, UnsafeFileError, first_line
+from onebasin.population.checksum import sha256_of
 from onebasin.population.durable import disk_errors, make_folder, need_space, publish
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -161,8 +161,7 @@ def _check_content(path: Path, file: RemoteFile) -> None:
     """Compare what was just fetched with its digest; what is wrong must not stay in the cache."""
     if file.sha256 is None:
         return
-    with path.open("rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
+    found = sha256_of(path)
     if found != file.sha256:
         path.resolve().unlink()
         path.unlink(missing_ok=True)
@@ -194,10 +193,6 @@ def _hub_errors(what: str) -> Iterator[None]:
         if getattr(error, "errno", None) is not None:  # the disk's
             raise
         raise StorageError(
-            f"expected {what} from {_endpoint()}, found no usable answer ({_first_line(error)}): connect to the "
+            f"expected {what} from {_endpoint()}, found no usable answer ({first_line(error)}): connect to the "
             "network, or set HF_HUB_OFFLINE=1 to use what is in the cache"
         ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

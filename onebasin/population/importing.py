@@ -6,7 +6,6 @@ killed goes on after the last whole shard, and ends with what it would have ende
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ import torch
 
 from onebasin.errors import InputError, StorageError
 from onebasin.population.archive import contents_of, is_archive, networks_in, ordered_networks
-from onebasin.population.durable import disk_errors, leftovers, make_folder, need_space, sync_folder
+from onebasin.population.checksum import sha256_of
+from onebasin.population.durable import disk_errors, is_taken, leftovers, make_folder, need_space, sync_folder
 from onebasin.population.opening import members_of, open_parts, relative_names
 from onebasin.population.places import Place, find
 from onebasin.population.read import own_names
@@ -83,7 +83,7 @@ def import_networks(
         DiskError: the disk is full.
     """
     target, show = Path(folder), progress or (lambda done, members, doing: None)
-    if target.exists() and not (target / MANIFEST).exists() and (target.is_file() or any(target.iterdir())):
+    if is_taken(target) and not (target / MANIFEST).exists():
         raise InputError(f"expected a new or empty folder, but {target} holds something else: choose another path")
     plan = _plan(find(Path(where)).fetched(), spec, show)
     if (target / MANIFEST).exists():
@@ -121,7 +121,7 @@ def _plan(place: Place, given: Spec | None, show: Progress) -> Plan:
         if is_archive(path):
             names = contents_of(path).names
             pieces.append(Piece(path, len(names), names))
-            archives.append({"name": path.name, "sha256": _digest(path), "networks": len(names)})
+            archives.append({"name": path.name, "sha256": sha256_of(path), "networks": len(names)})
         else:
             parts = open_parts(path, None if given is None else spec)
             check_spec(parts.spec, spec, where=f"{path}, compared with {paths[0].name},")
@@ -150,11 +150,6 @@ def _named_as(given: Spec | None, stored: Spec, where: str) -> Spec:
         wanted = {name: TensorSpec(tensor.shape, found.get(name, tensor).dtype) for name, tensor in given.items()}
         check_spec(found, wanted, where=where)
     return found
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _size(path: Path) -> int:

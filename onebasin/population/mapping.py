@@ -127,6 +127,14 @@ def _noting(
             progress(start + count, members)
 
 
+def _applied(function: Function, shard: _Shard) -> tuple[State, Any]:
+    """What a function makes of a block, and its note."""
+    _, start, part, own = shard
+    block = part.stacked()
+    made, note = function(dict(block), start, own)
+    return checked_result(made, block, len(part)), note
+
+
 @dataclass(frozen=True, eq=False)
 class _Kept:
     """Work whose result is sent back."""
@@ -134,10 +142,8 @@ class _Kept:
     function: Function
 
     def __call__(self, shared: None, shard: _Shard) -> tuple[int, int, State, Any]:
-        _, start, part, own = shard
-        block = part.stacked()
-        made, note = self.function(dict(block), start, own)
-        return start, len(part), checked_result(made, block, len(part)), note
+        _, start, part, _ = shard
+        return start, len(part), *_applied(self.function, shard)
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,10 +155,8 @@ class _Written:
     identity: str  # of the population in the making
 
     def __call__(self, shared: None, shard: _Shard) -> tuple[int, int, Spec, Any]:
-        number, start, part, own = shard
-        block = part.stacked()
-        made, note = self.function(dict(block), start, own)
-        result = checked_result(made, block, len(part))
+        number, start, part, _ = shard
+        result, note = _applied(self.function, shard)
         spec = block_spec(result)
         check_names(spec)
         need_space(self.folder, sum(value.nbytes for value in result.values()))

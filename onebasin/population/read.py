@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.errors import OnebasinError, StorageError, UnsafeFileError
+from onebasin.errors import OnebasinError, StorageError, UnsafeFileError, first_line
 from onebasin.population.plain_tensors import check_plain
 from onebasin.population.sources import FileSource, MemorySource, Source
 from onebasin.population.tensor_file import TensorFile
@@ -140,10 +140,9 @@ def load_weights(path: Path) -> Any:
                 f"{path} asks to run {code}, expected only tensors; it was not run. If you trust the file, load it "
                 "yourself and pass the state_dict() to Population.from_states"
             ) from error
-        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
         raise StorageError(
-            f"expected a whole torch file, but {path} is truncated, corrupt or something else ({reason}): "
-            "copy it again from its source, or move it away to go on without it"
+            f"expected a whole torch file, but {path} is truncated, corrupt or something else "
+            f"({first_line(error, 120)}): copy it again from its source, or move it away to go on without it"
         ) from error
 
 

@@ -68,16 +68,26 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(f"the head of a member is damaged: {error}") from error
 
 
+def leads_out(name: str) -> bool:
+    """Whether a name in an archive or a repository leads out of its folder."""
+    return name.startswith("/") or ".." in PurePosixPath(name).parts or "\0" in name
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a name would be read in another way by another system."""
+    return bool(PureWindowsPath(name).drive) or "\\" in name
+
+
 def _wanted(member: tarfile.TarInfo, path: Path) -> bool:
     """Whether a member is a regular file; raises for what is neither that nor a folder."""
     where = f"member {member.name!r} of {path}"
-    if member.name.startswith("/") or ".." in PurePosixPath(member.name).parts or "\0" in member.name:
+    if leads_out(member.name):
         raise UnsafeFileError(f"{where} has a name that leads out of its folder, expected one below it: {_DISTRUST}")
     if len(member.name) > _LONGEST:
         raise UnsafeFileError(
             f"a member of {path} has a name of {len(member.name):,} letters, expected at most {_LONGEST}: {_DISTRUST}"
         )
-    if PureWindowsPath(member.name).drive or "\\" in member.name:
+    if is_foreign(member.name):
         raise UnsafeFileError(f"{where} has a name of another system, expected folders divided by /: {_DISTRUST}")
     if member.isdir():
         return False

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
-
+from onebasin.cluster import Needs
 from onebasin.population import Population
 from onebasin.population.writer import BLOCK_BYTES, member_bytes
 from onebasin.posterior.coordinates import Coordinates
@@ -13,14 +12,7 @@ from onebasin.posterior.uncertain import vector_dtype
 _WAITING = 4  # results of a shard in memory at once: where it is made, packed, and two that wait to be collected
 
 
-class Bytes(TypedDict):
-    """What `cluster_for` asks for."""
-
-    each: int
-    here: int
-
-
-def fit_bytes(population: Population, layout: Coordinates, groups: int, columns: int) -> Bytes:
+def fit_bytes(population: Population, layout: Coordinates, groups: int, columns: int) -> Needs:
     """Upper estimates.
 
     Args:

@@ -17,7 +17,7 @@ from torch import Tensor
 from onebasin.cluster import Cluster, Serial
 from onebasin.errors import InputError, SpecError
 from onebasin.population import Population
-from onebasin.population.parting import parts
+from onebasin.population.parting import parts, readers
 from onebasin.population.writer import block_members
 from onebasin.posterior.coordinates import Coordinates
 from onebasin.posterior.uncertain import vector_dtype
@@ -92,7 +92,7 @@ def moments(population: Population, names: Sequence[str], groups: Tensor, cluste
     )
     size = max(block_members(population.spec), _SHARE * number)
     shards = ((members, groups[start : start + len(members)]) for start, members in parts(population, size))
-    for present, own in (cluster or Serial()).map(_moments, shards, shared=total.names):
+    for present, own in readers(population, cluster or Serial()).map(_moments, shards, shared=total.names):
         for row, group in enumerate(present):
             _merge(total, group, int(own.counts[row]), own.mean[row], own.squares[row])
     if not bool(torch.isfinite(total.squares).all()):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any, TypedDict, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from onebasin.calling import Inputs, call_arguments
-from onebasin.cluster import Cluster, Places, as_arrived, cluster_for, settled
+from onebasin.cluster import Cluster, Needs, Places, as_arrived, cluster_for, settled
 from onebasin.population import Population
 from onebasin.population.parting import parts
 from onebasin.posterior import Posterior
@@ -40,13 +40,6 @@ class Options(Places, total=False):
     chunk: int
     batch: int
     progress: Callable[[int, int], None]
-
-
-class Needs(TypedDict):
-    """Bytes of memory, see `cluster_for`."""
-
-    each: int
-    here: int
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from torch import Tensor
 from onebasin.align.crowd.view import norm
 from onebasin.cluster import Cluster
 from onebasin.population import Population
-from onebasin.population.parting import parts
+from onebasin.population.parting import parts, readers
 from onebasin.state import State, is_statistic
 from onebasin.symmetry import Element, Symmetry
 from onebasin.symmetry.act import apply_block
@@ -30,8 +30,8 @@ class Agreement:
 def mean_overlap(symmetry: Symmetry, population: Population, elements: Element, cluster: Cluster) -> float:
     """Mean overlap of two different members once each is moved by its element; nothing is kept."""
     weights = _weights(symmetry, population)
-    shards = ((start, members, elements.some(start, start + len(members))) for start, members in parts(population))
-    total, norms = _joined(cluster.map(_Sums(symmetry, weights), shards, shared=None))
+    shards = ((members, elements.some(start, start + len(members))) for start, members in parts(population))
+    total, norms = _joined(readers(population, cluster).map(_Sums(symmetry, weights), shards, shared=None))
     return _overlap({name: total[name] for name in weights}, norms, len(population))
 
 
@@ -47,8 +47,8 @@ def agreement(
         cluster: who reads them.
     """
     weights = _weights(symmetry, population)
-    shards = ((start, members, None) for start, members in parts(population))
-    total, norms = _joined(cluster.map(_Sums(symmetry, weights), shards, shared=None))
+    shards = ((members, None) for _, members in parts(population))
+    total, norms = _joined(readers(population, cluster).map(_Sums(symmetry, weights), shards, shared=None))
     members, heavy = len(population), {name: total[name] for name in weights}
     mean = {
         name: (total[name] / members).to(spec.dtype) if name in total else population.member(0)[name]
@@ -56,7 +56,7 @@ def agreement(
     }
     centre = mean if reference is None else {**mean, **dict(reference)}
     aim = {name: centre[name].cpu() for name in weights}
-    residual = torch.cat(list(cluster.map(_residual, parts(population), shared=aim)))
+    residual = torch.cat(list(readers(population, cluster).map(_residual, parts(population), shared=aim)))
     return Agreement(_overlap(heavy, norms, members), centre, residual)
 
 
@@ -71,8 +71,8 @@ class _Sums:
     def __init__(self, symmetry: Symmetry, weights: list[str]) -> None:
         self.symmetry, self.weights = symmetry, weights
 
-    def __call__(self, shared: None, shard: tuple[int, Population, Element | None]) -> tuple[State, float]:
-        _, members, elements = shard
+    def __call__(self, shared: None, shard: tuple[Population, Element | None]) -> tuple[State, float]:
+        members, elements = shard
         block = members.stacked()
         if elements is not None:
             block = apply_block(Wide(self.symmetry, elements), block, 0, "value")

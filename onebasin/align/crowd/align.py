@@ -33,7 +33,7 @@ from onebasin.population.parting import parts
 from onebasin.population.store import MANIFEST
 from onebasin.population.writer import BLOCK_BYTES, member_bytes
 from onebasin.quiet import one_thread
-from onebasin.state import State
+from onebasin.state import Spec, State
 from onebasin.symmetry import Element, Symmetry
 
 
@@ -124,14 +124,18 @@ def align(
     """
     plan = Plan(reference, by, options)
     plan.check(population, symmetry, path)
-    needs = {"each": _each(population), "here": _here(population, symmetry) + caller_bytes(population, path)}
-    with one_thread(), cluster_for(plan.options, **needs) as cluster:
+    each = shard_bytes(population.spec, population.nbytes)
+    here = _here(population, symmetry) + caller_bytes(population, path)
+    with one_thread(), cluster_for(plan.options, each=each, here=here) as cluster:
         return _aligned(Frame(population, symmetry), plan, None if path is None else Path(path), cluster)
 
 
-def _each(population: Population) -> int:
-    """Bytes of work on one shard: a few networks, in float64 too, or a block that is balanced or written."""
-    return 16 * member_bytes(population.spec) + 4 * min(population.nbytes, BLOCK_BYTES)
+def shard_bytes(spec: Spec, nbytes: int) -> int:
+    """Bytes of work on one shard of a crowd of `nbytes`.
+
+    A few networks, in float64 too, or a block that is balanced or written.
+    """
+    return 16 * member_bytes(spec) + 4 * min(nbytes, BLOCK_BYTES)
 
 
 def _here(population: Population, symmetry: Symmetry) -> int:

@@ -17,7 +17,7 @@ from onebasin.align.scale.balance import balancing
 from onebasin.cluster import Cluster, Serial
 from onebasin.population import Population
 from onebasin.population.mapping import mapped
-from onebasin.population.parting import part, parts
+from onebasin.population.parting import part, parts, readers
 from onebasin.state import State, check_finite
 from onebasin.symmetry import Element, Symmetry
 from onebasin.symmetry.act import apply_block
@@ -46,7 +46,8 @@ class Frame:
             where="the population",
         )
         digest = hashlib.sha256()
-        for sums in cluster.map(_sums, parts(self.population), shared=frozenset(board.tensors)):
+        weights = frozenset(board.tensors)
+        for sums in readers(self.population, cluster).map(_sums, parts(self.population), shared=weights):
             for name, values in sums.items():
                 digest.update(name.encode() + values.numpy().tobytes())
         return digest.hexdigest()

@@ -17,6 +17,7 @@ from onebasin.cluster import Places
 from onebasin.errors import InputError
 from onebasin.options import refuse_unknown
 from onebasin.population import Population
+from onebasin.population.durable import is_taken
 from onebasin.state import as_state
 from onebasin.symmetry import Symmetry
 
@@ -110,7 +111,7 @@ class Plan:
             check_network(Board.of(symmetry, statistics=True), self.fixed, where="the reference")
         if path is None or journal_of(Path(path)).exists():
             return  # of an interrupted run, which may have written its networks already: the journal decides
-        if Path(path).exists() and (Path(path).is_file() or any(Path(path).iterdir())):
+        if is_taken(Path(path)):
             raise InputError(f"expected a new or empty folder for the result, but {path} is not: choose another path")
 
     def settings(self) -> dict[str, Any]:

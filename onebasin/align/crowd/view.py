@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from onebasin.align.board import Board
@@ -83,8 +82,3 @@ def norm(features: State) -> float:
 def added(total: State, features: State, sign: float = 1.0) -> State:
     """The sum total + sign * features, in float64, which some devices lack: on the CPU."""
     return {name: value.cpu().double().add(features[name].cpu().double(), alpha=sign) for name, value in total.items()}
-
-
-def zeros(features: State) -> State:
-    """An empty sum."""
-    return {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in features.items()}
