@@ -48,7 +48,33 @@ def global_seed(seed: int) -> Iterator[None]:
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put every submodule into evaluation mode; on exit all attributes of all modules are the objects they were before.
 
-    The flags are set directly: a `train()` override may do more than flip a flag, and must not run here. Attributes
+    See `left_as_it_was`.
+    """
+    with left_as_it_was(model):
+        for module in model.modules():
+            vars(module)["training"] = False
+        yield
+
+
+@contextlib.contextmanager
+def training_mode(model: nn.Module) -> Iterator[None]:
+    """Put a model into training mode; on exit all is as before, running statistics too.
+
+    A model that is in training mode already keeps the flag of every submodule: parts may be held in evaluation mode
+    on purpose, as frozen batch norms are.
+    """
+    with left_as_it_was(model):
+        if not model.training:
+            for module in model.modules():
+                vars(module)["training"] = True
+        yield
+
+
+@contextlib.contextmanager
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """On exit all attributes of all modules are the objects they were before, and all buffers hold what they held.
+
+    Flags of the mode are set directly: a `train()` override may do more than flip a flag, and must not run. Attributes
     are restored one by one because torch.export puts back equal tuples and lists instead of the same ones.
     """
     before = [(module, dict(vars(module))) for module in model.modules()]
@@ -57,8 +83,6 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     ]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]  # a forward pass may count steps or average
     try:
-        for module, _ in before:
-            vars(module)["training"] = False
         yield
     finally:
         for module, attributes in before:

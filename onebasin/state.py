@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -85,6 +85,40 @@ def shared_names(model: nn.Module) -> dict[str, str]:
 def is_statistic(name: str) -> bool:
     """Whether a tensor is a running mean or variance, or their counter."""
     return name.rsplit(".", 1)[-1] in STATISTICS
+
+
+def trained_parameters(
+    what: nn.Module | Mapping[str, TensorSpec] | Mapping[str, Tensor], *, frozen: Collection[str] = ()
+) -> tuple[str, ...]:
+    """Names of the tensors that training moves: all else is a constant or a statistic of the data.
+
+    This is the one place that decides it, for proofs, fits, distances, overlaps and masks alike.
+
+    Args:
+        what: of a module, its parameters that require a gradient, tied ones once under their first name; all of its
+            parameters if none of them requires one, because a network that is frozen as a whole was most likely
+            frozen for inference. Of a State or a Spec, its floating-point and complex tensors but the running
+            statistics of batch norms.
+        frozen: names to leave out, as `Symmetry.frozen` lists them.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    >>> trained_parameters(net[0].requires_grad_(False)), trained_parameters(net)
+    (('weight', 'bias'), ('1.weight', '1.bias'))
+    >>> trained_parameters(as_spec(net), frozen=["0.weight", "0.bias"])
+    ('1.weight', '1.bias')
+    """
+    if isinstance(what, nn.Module):
+        parameters = dict(what.named_parameters(remove_duplicate=False))
+        gradient = [name for name, value in parameters.items() if value.requires_grad]
+        chosen = set(gradient or parameters)
+        first = shared_names(what)
+        names = [name for name in first if name in chosen and first[name] == name]
+    else:
+        kinds = {name: value.dtype for name, value in what.items()}
+        names = [
+            name for name, kind in kinds.items() if (kind.is_floating_point or kind.is_complex) and not is_statistic(name)
+        ]
+    return tuple(name for name in names if name not in frozen)
 
 
 def spec_of(state: Mapping[str, Tensor]) -> Spec:

@@ -69,6 +69,16 @@ class Graph:
     shared: dict[str, str]
     entangled: frozenset[str]
 
+    def batch_norm_statistics(self) -> set[str]:
+        """Names of the buffers that a batch norm in evaluation form reads as its mean or its variance."""
+        return {
+            argument.state_name
+            for node in self.nodes
+            if node.short == "_native_batch_norm_legit_no_training"
+            for argument in node.arguments[3:5]
+            if isinstance(argument, Node) and argument.buffer
+        }
+
 
 def trace(model: nn.Module, inputs: Inputs) -> Graph:
     """Trace `model` called with `inputs` (a tensor, a tuple of positional inputs, or a dict of keyword inputs).

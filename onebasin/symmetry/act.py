@@ -17,6 +17,7 @@ from torch import Tensor
 from onebasin.errors import SpecError, SymmetryError
 from onebasin.state import State
 from onebasin.symmetry.algebra import Wide
+from onebasin.symmetry.constants import differing
 
 if TYPE_CHECKING:
     from onebasin.symmetry.space import Grid, Leg, Space
@@ -46,6 +47,11 @@ def apply_block(wide: Wide, stacked: Mapping[str, Tensor], start: int, kind: str
 def _apply(wide: Wide, state: Mapping[str, Tensor], kind: str, stacked: bool) -> State:
     if kind not in KINDS:
         raise SymmetryError(f"kind must be one of {', '.join(KINDS)}, found {kind!r}.")
+    if any(wide.active) and (name := differing(wide.symmetry.frozen, state, int(stacked))):
+        raise SymmetryError(
+            f"the constant {name!r} had equal entries where the symmetry was found, and has others here; discover the "
+            "symmetry of the model with the constants of these networks."
+        )
     made = {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in state.items()}
     for name, legs in wide.symmetry.legs_of.items():
         tensor = made.get(name)

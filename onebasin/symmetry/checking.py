@@ -33,6 +33,15 @@ def check_symmetry(spaces: tuple[Space, ...], shapes: Mapping[str, Shape]) -> No
             _check_leg(space, leg, shapes)
 
 
+def check_frozen(frozen: Mapping[str, Shape], spaces: tuple[Space, ...], shapes: Mapping[str, Shape]) -> None:
+    """Raise ValueError unless constants are tensors on which no space stands, with axes that they have."""
+    for name, axes in frozen.items():
+        _demand(name in shapes, "constants among the tensors", name)
+        _demand(all(0 <= axis < len(shapes[name]) for axis in axes), f"axes of the constant {name!r}", axes)
+    moved = sorted({leg.tensor for space in spaces for leg in space.legs} & set(frozen))
+    _demand(not moved, "spaces that stand on no constant", ", ".join(moved))
+
+
 def _check_space(space: Space) -> None:
     _demand(_whole(space.size, 1), f"a number of units in {space.name!r}", space.size)
     _demand(isinstance(space.permutable, bool), f"true or false for permutable in {space.name!r}", space.permutable)

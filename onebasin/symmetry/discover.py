@@ -6,6 +6,7 @@ rigid.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,11 +17,12 @@ from onebasin.state import state_of
 from onebasin.symmetry import assemble, exponents, fibres
 from onebasin.symmetry.axes import Atom, Reason, atoms, resolve
 from onebasin.symmetry.blocks import Blocks, Fusions
+from onebasin.symmetry.constants import constants, uniform_axes
 from onebasin.symmetry.group import Symmetry
 from onebasin.symmetry.rules import rule_for
 from onebasin.symmetry.rules.pointwise import plain
 from onebasin.symmetry.unread import hold
-from onebasin.symmetry.verify import proven
+from onebasin.symmetry.verify import Training, proven
 from onebasin.symmetry.weave import Value, Weave
 from onebasin.trace import Graph, Node, trace
 
@@ -35,7 +37,14 @@ PARTNERS = {
 SILENT = ("_assert", "sym_size", "sym_constrain", "_operator")
 
 
-def discover(model: nn.Module, inputs: Inputs, *, seed: int = 0) -> Symmetry:
+def discover(
+    model: nn.Module,
+    inputs: Inputs,
+    *,
+    training: Training = None,
+    frozen: Iterable[str] | None = None,
+    seed: int = 0,
+) -> Symmetry:
     """Find the symmetries of `model` and prove them by evaluation in float64.
 
     Args:
@@ -43,6 +52,12 @@ def discover(model: nn.Module, inputs: Inputs, *, seed: int = 0) -> Symmetry:
         inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs: one small example of a real call.
             Recurrent
             models need at least two time steps, or their recurrent weights have no effect to be analysed.
+        training: what is wanted are the symmetries of the function that was trained, so the proof also covers training
+            mode, and what holds in evaluation mode only is removed and reported. None tries training mode with the
+            same inputs and says so in `unexplained` if the model refuses that; inputs of a training call, where they
+            differ (a batch of groups); True raises an error instead; False looks at evaluation mode alone.
+        frozen: names of parameters that are constants, or of modules for all of theirs; by default the parameters that
+            require no gradient (if none requires one, the model was frozen for inference, and none is a constant).
         seed: seeds the random elements of the proof.
 
     Returns:
@@ -52,13 +67,19 @@ def discover(model: nn.Module, inputs: Inputs, *, seed: int = 0) -> Symmetry:
     >>> [(space.size, space.freedoms) for space in discover(net, torch.zeros(1, 3)).spaces]
     [(5, ('permutation', 'scale'))]
     """
-    symmetry = analyse(trace(model, inputs), {name: tuple(tensor.shape) for name, tensor in state_of(model).items()})
-    return proven(model, symmetry, inputs, seed=seed)
+    graph = trace(model, inputs)
+    shapes = {name: tuple(tensor.shape) for name, tensor in state_of(model).items()}
+    trained = inputs if training is None or isinstance(training, bool) else training
+    symmetry = analyse(graph, shapes, constants(model, graph, trained, frozen))
+    return proven(model, symmetry, inputs, training=training, seed=seed)
 
 
-def analyse(graph: Graph, shapes: dict[str, tuple[int, ...]]) -> Symmetry:
-    """The symmetries of a graph, not yet proved."""
-    weave = Weave(graph)
+def analyse(
+    graph: Graph, shapes: dict[str, tuple[int, ...]], constants: Mapping[str, Tensor] | None = None
+) -> Symmetry:
+    """The symmetries of a graph that leave `constants`, tensors of the state by name, as they are; not yet proved."""
+    constants = constants or {}
+    weave = Weave(graph, constants)
     made: dict[Node, Any] = {}
     for node in graph.nodes:
         made[node] = _step(weave, node, made)
@@ -69,7 +90,11 @@ def analyse(graph: Graph, shapes: dict[str, tuple[int, ...]]) -> Symmetry:
     systems = exponents.equations(weave, blocks, fusions)
     found = assemble.spaces(weave, blocks, parents, systems)
     rigid, unexplained = _report(weave)
-    return Symmetry(found, shapes, rigid, unexplained)
+    rigid += tuple(
+        (name, axis, "it is a constant") for name, tensor in constants.items() for axis in range(tensor.dim())
+    )
+    frozen = {name: uniform_axes(tensor) for name, tensor in constants.items()}
+    return Symmetry(found, shapes, rigid, unexplained, frozen)
 
 
 def _step(weave: Weave, node: Node, made: dict[Node, Any]) -> Any:
@@ -97,6 +122,8 @@ def _state(weave: Weave, node: Node) -> Value:
         assert node.shape is not None and node.dtype is not None
         if not node.dtype.is_floating_point:
             return weave.fixed(node.shape, node)
+        if node.state_name in weave.constants:
+            return weave.frozen(weave.constants[node.state_name], node)
         value = weave.value([Atom(size) for size in node.shape], node=node)
         value.state_name = name
         weave.states[name] = value

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar, overload
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from onebasin.errors import SymmetryError
 from onebasin.state import State
 from onebasin.symmetry import act, algebra, table
-from onebasin.symmetry.checking import check_symmetry
+from onebasin.symmetry.checking import check_frozen, check_symmetry
 from onebasin.symmetry.element import Element
 from onebasin.symmetry.space import FREEDOMS, Leg, Space
 
@@ -52,12 +52,15 @@ class Symmetry:
         shapes: shape of every tensor of the state.
         rigid: (tensor, axis, reason) for axes, or parts of them, that no permutation moves.
         unexplained: sentences about what stayed rigid without a full explanation; () when everything is explained.
+        frozen: constant tensor -> the axes along which all its entries are equal. Constants (frozen parameters, and
+            buffers that training does not update) are never moved; units with equal entries in them may be.
     """
 
     spaces: tuple[Space, ...]
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rigid: tuple[tuple[str, int, str], ...] = ()
     unexplained: tuple[str, ...] = ()
+    frozen: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         """A table for people."""
@@ -210,7 +213,9 @@ class Symmetry:
             shapes = {name: tuple(shape) for name, shape in data["shapes"].items()}
             check_symmetry(spaces, shapes)
             rigid = tuple((str(name), int(axis), str(reason)) for name, axis, reason in data["rigid"])
-            return Symmetry(spaces, shapes, rigid, tuple(map(str, data["unexplained"])))
+            frozen = {str(name): tuple(map(int, axes)) for name, axes in data.get("frozen", {}).items()}
+            check_frozen(frozen, spaces, shapes)
+            return Symmetry(spaces, shapes, rigid, tuple(map(str, data["unexplained"])), frozen)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise SymmetryError(
                 f"this is no Symmetry in the format {FORMAT!r}: {error}. Write it with to_json()."
@@ -226,7 +231,7 @@ class Symmetry:
                 space = space.without(gone)
             spaces.append(space)
         kept = [space for space in spaces if space.permutable or space.generators]
-        return Symmetry(tuple(kept), self.shapes, self.rigid, tuple(said))
+        return replace(self, spaces=tuple(kept), unexplained=tuple(said))
 
     @cached_property
     def legs_of(self) -> dict[str, list[tuple[int, Leg]]]:

@@ -1,25 +1,27 @@
 """Proof by evaluation: f(g.w, x) against f(w, x) in float64, for random elements g.
 
-Weights are made generic first: ones and zeros, as layers are initialised, would hide errors. Whatever the model casts
+Weights are made generic first: ones and zeros, as layers are initialised, would hide errors; constants of the model
+(frozen parameters, masks) keep their own values. Whatever the model casts
 to a shorter floating type is kept in float64, so that a symmetry shows an error of rounding size and nothing else
 does.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from onebasin.calling import Inputs, call_arguments, evaluation_mode, global_seed
-from onebasin.errors import SymmetryError
+from onebasin.calling import Inputs, call_arguments, evaluation_mode, global_seed, training_mode
+from onebasin.errors import InputError, SymmetryError
 from onebasin.state import State, state_of
 from onebasin.symmetry.element import Element
 from onebasin.symmetry.group import Symmetry
@@ -27,7 +29,10 @@ from onebasin.symmetry.space import FREEDOMS
 from onebasin.trace import shared_memory
 
 TOLERANCE = 1e-9
-DRAWS = 2
+DRAWS = 3  # elements of a proof; see `moving_elements`
+RANDOM = {f"aten::{name}" for name in ("rand", "rand_like", "uniform_", "randn", "randn_like", "normal", "normal_")}
+NOISE = 0.7  # what a random number is replaced by in training mode
+EPSILON = 1e-14  # of batch norms in training mode
 
 
 @dataclass(frozen=True)
@@ -42,10 +47,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Proof:
-    """What `verify` found: one row per space and freedom, and a last one for elements of the whole group."""
+    """What `verify` found: one row per space and freedom, and a last one for elements of the whole group.
+
+    `notes` are sentences about what could not be tried.
+    """
 
     rows: tuple[Row, ...]
     tolerance: float
+    notes: tuple[str, ...] = ()
 
     @property
     def max_error(self) -> float:
@@ -66,8 +75,16 @@ class Proof:
         ]
         verdict = "the function is unchanged" if self.passed else "THE FUNCTION CHANGES"
         return "\n".join(
-            [*lines, f"{verdict}: largest relative error {self.max_error:.1e}, tolerance {self.tolerance:.0e}, float64"]
+            [
+                *lines,
+                f"{verdict}: largest relative error {self.max_error:.1e}, tolerance {self.tolerance:.0e}, float64",
+                *self.notes,
+            ]
         )
+
+
+Training = bool | Inputs | None
+"""Whether a proof also covers training mode: None where the call can be made, True always, False not; or its inputs."""
 
 
 def verify(
@@ -76,51 +93,73 @@ def verify(
     inputs: Inputs,
     *,
     spaces: Collection[str] | None = None,
+    training: Training = None,
     seed: int = 0,
     tolerance: float = TOLERANCE,
 ) -> Proof:
     """Prove a symmetry by evaluation, one row per space and freedom.
 
     Args:
-        model: the module; evaluated in evaluation mode and float64, and left as it was.
+        model: the module; evaluated in float64, in evaluation and in training mode, and left as it was.
         symmetry: found by `discover` or written by hand.
         inputs: as for `discover`.
         spaces: names of the spaces to try; all of them, and elements of the whole group, if not given.
+        training: as for `discover`.
         seed: seeds elements, weights and inputs of the experiment.
         tolerance: largest |f(g.w, x) - f(w, x)| relative to the largest |f(w, x)|.
+
+    Raises:
+        InputError: `training` asks for a call in training mode that the model refuses.
     """
-    bench = _Bench(model, symmetry, inputs, seed)
+    bench = _Bench(model, symmetry, inputs, seed, training)
     rows = []
     for space in symmetry.spaces:
         for freedom in space.freedoms if spaces is None or space.name in spaces else ():
-            rows.append(_row(bench, symmetry, tolerance, (space.name,), (freedom,)))
+            error = max(bench.errors(symmetry, (space.name,), (freedom,)))
+            rows.append(Row(space.name, freedom, error, error <= tolerance))
     if spaces is None:
-        rows.append(_row(bench, symmetry, tolerance, None, FREEDOMS))
-    return Proof(tuple(rows), tolerance)
+        error = max(bench.errors(symmetry))
+        rows.append(Row("all", "everything", error, error <= tolerance))
+    return Proof(tuple(rows), tolerance, tuple(bench.notes))
 
 
 def proven(
-    model: nn.Module, symmetry: Symmetry, inputs: Inputs, *, seed: int = 0, tolerance: float = TOLERANCE
+    model: nn.Module,
+    symmetry: Symmetry,
+    inputs: Inputs,
+    *,
+    training: Training = None,
+    seed: int = 0,
+    tolerance: float = TOLERANCE,
 ) -> Symmetry:
-    """The part of a symmetry that holds.
+    """The part of a symmetry that holds, in evaluation and in training mode.
 
-    Random elements of the whole group are tried first: if they leave the function alone, so does each of their parts,
-    save for cancellations of probability zero. Only if they fail is every space and freedom tried on its own, and
-    what fails removed.
+    Elements of the whole group are tried first: if they leave the function alone, so does each of their parts, save
+    for cancellations of probability zero. Only if they fail is every space and freedom tried on its own, and what
+    fails removed.
     """
     if not symmetry.spaces:
         return symmetry
-    bench = _Bench(model, symmetry, inputs, seed)
-    if all(_row(bench, symmetry, tolerance, None, FREEDOMS).passed for _ in range(DRAWS)):
+    bench = _Bench(model, symmetry, inputs, seed, training)
+    if bench.notes:
+        symmetry = replace(symmetry, unexplained=(*symmetry.unexplained, *bench.notes))
+    if max(bench.errors(symmetry)) <= tolerance:
         return symmetry
-    removed: dict[str, list[str]] = {}
+    removed: tuple[dict[str, list[str]], dict[str, list[str]]] = ({}, {})
     for space in symmetry.spaces:
         for freedom in space.freedoms:
-            if not _row(bench, symmetry, tolerance, (space.name,), (freedom,)).passed:
-                removed.setdefault(space.name, []).append(freedom)
-    reason = "the proof by evaluation failed, so the analysis missed something (please report the model)"
-    rest = symmetry.without(removed, reason)
-    if rest.spaces and not _row(bench, rest, tolerance, None, FREEDOMS).passed:
+            evaluation, trained = bench.errors(symmetry, (space.name,), (freedom,))
+            if max(evaluation, trained) > tolerance:
+                removed[evaluation <= tolerance].setdefault(space.name, []).append(freedom)
+    rest = symmetry.without(
+        removed[0], "the proof by evaluation failed, so the analysis missed something (please report the model)"
+    )
+    rest = rest.without(
+        removed[1],
+        "it keeps the function in evaluation mode, but not in training mode, so it is no symmetry of what is trained "
+        "(training=False looks at evaluation alone)",
+    )
+    if rest.spaces and max(bench.errors(rest)) > tolerance:
         everything = {space.name: space.freedoms for space in rest.spaces}
         rest = rest.without(
             everything, "its freedoms pass the proof one by one but not together (please report the model)"
@@ -128,57 +167,85 @@ def proven(
     return rest
 
 
-def _row(
-    bench: _Bench, symmetry: Symmetry, tolerance: float, spaces: tuple[str, ...] | None, freedoms: tuple[str, ...]
-) -> Row:
-    element = _stirred(symmetry.random(bench.generator, spaces=spaces, freedoms=freedoms), symmetry, spaces, freedoms)
-    error = bench.error(symmetry, element)
-    name, kind = ("all", "everything") if spaces is None else (spaces[0], freedoms[0])
-    return Row(name, kind, error, error <= tolerance)
+def moving_elements(
+    symmetry: Symmetry,
+    generator: torch.Generator,
+    spaces: Collection[str] | None = None,
+    freedoms: Collection[str] = FREEDOMS,
+) -> list[Element]:
+    """`DRAWS` random elements for a proof, in which whatever may move does.
 
-
-def _stirred(
-    element: Element, symmetry: Symmetry, spaces: Collection[str] | None, freedoms: Collection[str]
-) -> Element:
-    """Make sure that what may move does: of two units, a random order moves none half of the time.
-
-    In each space the first copy is not left alone, and copies are not all treated alike.
+    Orders are cycles through all units, so that no unit stays where it is. Two units have one such cycle only, so
+    where a space of two units has several copies, each draw turns some of them: every copy in some draw, and no two
+    of the first copies in the same draws. Signs likewise: each unit is flipped in some draw, and of up to
+    2^DRAWS - 1 units no two are flipped in the same draws, since a product of two would hide that. All else is
+    drawn as in `Symmetry.random`.
     """
-    orders = {name: order.clone() for name, order in element.orders.items()}
-    factors = {name: factor.clone() for name, factor in element.factors.items()}
+    drawn = [symmetry.random(generator, spaces=spaces, freedoms=freedoms) for _ in range(DRAWS)]
     for space in symmetry.spaces:
         if spaces is not None and space.name not in spaces:
             continue
         if space.permutable and "permutation" in freedoms:
-            rows = orders[space.name].view(-1, space.size)
-            still = torch.arange(space.size)
-            if torch.equal(rows[0], still):
-                rows[0] = still.roll(1)
-            if len(rows) > 1 and bool((rows == rows[0]).all()):
-                rows[1] = still
+            turned = _codes(space.copies, generator) if space.size == 2 else torch.ones(DRAWS, space.copies) == 1
+            for element, mask in zip(drawn, turned, strict=True):
+                rows = element.orders[space.name].view(-1, space.size)
+                for copy, moves in enumerate(mask.tolist()):
+                    around = rows[copy].clone()
+                    rows[copy] = torch.arange(space.size)
+                    if moves:
+                        rows[copy, around] = around.roll(1)
         for number, kind in enumerate(space.generators):
-            if kind.endswith("sign") and kind in freedoms and bool((factors[space.name][number] == 1).all()):
-                factors[space.name][number].view(-1)[0] = -1
-    return Element(orders, factors)
+            if kind.endswith("sign") and kind in freedoms:
+                flipped = _codes(space.copies * space.size, generator)
+                for element, mask in zip(drawn, flipped, strict=True):
+                    factors = element.factors[space.name][number]
+                    factors.copy_(torch.where(mask, -1.0, 1.0).reshape(factors.shape))
+    return drawn
+
+
+def _codes(count: int, generator: torch.Generator) -> Tensor:
+    """In which draws each of `count` things moves, (DRAWS, count) bool: each in some, the first ones in others each."""
+    most = (1 << DRAWS) - 1
+    order = torch.randperm(most, generator=generator, device=generator.device).cpu()
+    spare = torch.randint(most, (count,), generator=generator, device=generator.device).cpu()
+    codes = 1 + torch.cat([order, spare])[:count]
+    return torch.stack([(codes >> draw) % 2 == 1 for draw in range(DRAWS)])
+
+
+@dataclass(frozen=True)
+class _Experiment:
+    """One call, in evaluation or training mode, and what it gives at the weights that are not moved."""
+
+    training: bool
+    call: Any
+    values: list[Tensor]
 
 
 class _Bench:
     """Generic weights and inputs, and the function's values there."""
 
-    def __init__(self, model: nn.Module, symmetry: Symmetry, inputs: Inputs, seed: int) -> None:
+    def __init__(self, model: nn.Module, symmetry: Symmetry, inputs: Inputs, seed: int, training: Training) -> None:
         self.model = model
         self.generator = torch.Generator().manual_seed(seed)
+        self.notes: list[str] = []
         variances = {leg.tensor for space in symmetry.spaces for leg in space.legs if leg.shift}
-        self.state = {name: self._generic(tensor, name in variances) for name, tensor in state_of(model).items()}
+        self.state = {
+            name: _widened(tensor) if name in symmetry.frozen else self._generic(tensor, name in variances)
+            for name, tensor in state_of(model).items()
+        }
         for name, first in shared_memory(model)[0].items():
             if name in self.state:
                 self.state[name] = self.state[first]
-        self.inputs = self._inputs(inputs)
-        self.values = [self._outputs(self.state, given) for given in self.inputs]
-        if not any(bool(torch.isfinite(value).any()) for values in self.values for value in values):
+        given = _wide(call_arguments(inputs))
+        fresh, values = self._fresh(given)
+        self.experiments = [_Experiment(False, fresh, values)]
+        if fresh is not given:
+            self.experiments.append(_Experiment(False, given, self._outputs(given)))
+        if not any(_finite(experiment.values) for experiment in self.experiments):
             raise SymmetryError(
                 "the model returns no finite number for the example input, so nothing can be proved; give other inputs."
             )
+        self._add_training(fresh, training)
 
     def _generic(self, tensor: Tensor, positive: bool) -> Tensor:
         """A tensor without special values: positive ones stay positive, others get noise of their own size."""
@@ -191,37 +258,136 @@ class _Bench:
         fan_in = math.prod(wide.shape[1:]) if wide.dim() > 1 else 4
         return wide + noise * 0.5 / math.sqrt(max(fan_in, 1))
 
-    def _inputs(self, inputs: Inputs) -> list[Any]:
-        """The inputs as given and, for floating-point ones, with noise: a zero input would hide errors."""
-        given = call_arguments(inputs)
-        wide = tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, given)
+    def _fresh(self, given: Any) -> tuple[Any, list[Tensor]]:
+        """Inputs without special values, and the outputs there.
 
-        def noisy(value: Any) -> Any:
-            if not isinstance(value, Tensor) or not value.is_floating_point():
-                return value
-            noise = torch.randn(value.shape, generator=self.generator, dtype=torch.float64).to(value.device)
-            return value + 0.5 * noise
+        Floating-point inputs get noise: a zero would hide errors. Integers and booleans are drawn anew, because a mask
+        of ones or two features that are equal in the example are no constants of the model: between the smallest and
+        the largest of the example, 0 and 1 included; if the model refuses that, without 0 and 1; if it refuses that
+        too, the entries of the example are shuffled; else they stay, and a note says so.
+        """
+        noisy = tree_map(self._noisy, given)
+        leaves, rebuild = tree_flatten(noisy)
+        for place, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor) or leaf.is_floating_point() or leaf.is_complex() or not leaf.numel():
+                continue
+            for redraw in (self._from_zero, self._in_range, self._shuffled):
+                leaves[place] = redraw(leaf)
+                with contextlib.suppress(Exception):
+                    if _finite(self._outputs(tree_unflatten(leaves, rebuild))):
+                        break
+            else:
+                leaves[place] = leaf
+                self.notes.append(
+                    f"input {place}, {str(leaf.dtype).removeprefix('torch.')} of shape {tuple(leaf.shape)}, was kept as "
+                    "given for the proof, because the model could not be called with other numbers: what holds for "
+                    "these alone would not be noticed"
+                )
+        if all(new is old for new, old in zip(leaves, tree_leaves(given), strict=True)):
+            return given, self._outputs(given)
+        fresh = tree_unflatten(leaves, rebuild)
+        return fresh, self._outputs(fresh)
 
-        if any(isinstance(x, Tensor) and x.is_floating_point() for x in tree_leaves(given)):
-            return [tree_map(noisy, wide), wide]
-        return [wide]
+    def _noisy(self, value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        noise = torch.randn(value.shape, generator=self.generator, dtype=torch.float64).to(value.device)
+        return value + 0.5 * noise
 
-    def _outputs(self, state: Mapping[str, Tensor], inputs: Any) -> list[Tensor]:
-        arguments, options = inputs
-        buffers = {name: buffer.double() for name, buffer in self.model.named_buffers() if buffer.is_floating_point()}
-        tensors = {**buffers, **state}
-        with _same_conditions(), evaluation_mode(self.model), torch.no_grad(), _Float64():  # type: ignore[no-untyped-call]
-            result = torch.func.functional_call(self.model, tensors, arguments, options, tie_weights=False)
+    def _between(self, value: Tensor, low: int, high: int) -> Tensor:
+        made = torch.randint(low, high + 1, value.shape, generator=self.generator)
+        return made.to(device=value.device, dtype=value.dtype)
+
+    def _from_zero(self, value: Tensor) -> Tensor:
+        return self._between(value, min(0, int(value.min())), max(1, int(value.max())))
+
+    def _in_range(self, value: Tensor) -> Tensor:
+        return self._between(value, int(value.min()), int(value.max()))
+
+    def _shuffled(self, value: Tensor) -> Tensor:
+        order = torch.randperm(value.numel(), generator=self.generator).to(value.device)
+        return value.reshape(-1)[order].reshape(value.shape)
+
+    def _add_training(self, fresh: Any, training: Training) -> None:
+        """Add a call in training mode, if there can be one and it is not the same as that in evaluation mode."""
+        if training is False:
+            return
+        asked = training is not None
+        call = fresh if training is None or training is True else tree_map(self._noisy, _wide(call_arguments(training)))
+        calls = [call] if asked else [call, tree_map(self._doubled, call)]
+        reason = ""
+        for call in calls:  # a batch of one has no batch statistics
+            try:
+                values = self._outputs(call, training=True)
+            except Exception as error:
+                reason = reason or f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+                continue
+            if not _finite(values):
+                reason = reason or "it returns no finite number"
+            elif asked or not _same(values, self.experiments[0].values):
+                self.experiments.append(_Experiment(True, call, values))
+                return
+            else:
+                return
+        if asked:
+            raise InputError(
+                f"{type(self.model).__name__} could not be called in training mode ({reason}); give the inputs of a "
+                "training call as training=."
+            )
+        self.notes.append(
+            f"training mode was not tried, because the model could not be called in it with these inputs ({reason}): "
+            "give the inputs of a training call as training=, or training=False if evaluation is all that counts"
+        )
+
+    def _doubled(self, value: Any) -> Any:
+        return self._noisy(value.repeat(2, *[1] * (value.dim() - 1))) if isinstance(value, Tensor) and value.dim() else value
+
+    def _outputs(self, call: Any, state: Mapping[str, Tensor] | None = None, training: bool = False) -> list[Tensor]:
+        arguments, options = call
+        state = self.state if state is None else state
+        buffers = {name: _widened(buffer) for name, buffer in self.model.named_buffers()}
+        # A forward pass may update buffers in place.
+        updated = {name: state.get(name, buffer).clone() for name, buffer in buffers.items()}
+        mode = training_mode if training else evaluation_mode
+        with _same_conditions(), mode(self.model), torch.no_grad(), _Float64(training):
+            result = torch.func.functional_call(
+                self.model, {**state, **updated}, arguments, options, tie_weights=False
+            )
         return [leaf.double() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
-    def error(self, symmetry: Symmetry, element: Element) -> float:
-        """Largest relative error over inputs and outputs."""
-        moved: State = symmetry.apply(element, self.state)
-        worst = 0.0
-        for given, values in zip(self.inputs, self.values, strict=True):
-            for before, after in zip(values, self._outputs(moved, given), strict=True):
-                worst = max(worst, _relative_error(before, after))
-        return worst
+    def errors(
+        self, symmetry: Symmetry, spaces: tuple[str, ...] | None = None, freedoms: tuple[str, ...] = FREEDOMS
+    ) -> tuple[float, float]:
+        """Largest relative error over some elements, inputs and outputs, in evaluation and in training mode.
+
+        The inputs as given are tried with the first element only; a space of many units, whose random orders and
+        factors leave no room for chance, with one element.
+        """
+        elements = moving_elements(symmetry, self.generator, spaces, freedoms)
+        if spaces is not None and not freedoms[0].endswith("sign") and symmetry[spaces[0]].size > 3:
+            elements = elements[:1]
+        worst = [0.0, 0.0]
+        for number, element in enumerate(elements):
+            moved: State = symmetry.apply(element, self.state)
+            for place, experiment in enumerate(self.experiments):
+                if number and place and not experiment.training:
+                    continue
+                after = self._outputs(experiment.call, moved, experiment.training)
+                for one, other in zip(experiment.values, after, strict=True):
+                    worst[experiment.training] = max(worst[experiment.training], _relative_error(one, other))
+        return worst[0], worst[1]
+
+
+def _wide(call: Any) -> Any:
+    return tree_map(lambda x: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x, call)
+
+
+def _finite(values: list[Tensor]) -> bool:
+    return any(bool(torch.isfinite(value).any()) for value in values)
+
+
+def _same(left: list[Tensor], right: list[Tensor]) -> bool:
+    return len(left) == len(right) and all(map(torch.equal, left, right))
 
 
 def _relative_error(before: Tensor, after: Tensor) -> float:
@@ -247,12 +413,34 @@ def _same_conditions() -> Iterator[None]:
 
 
 class _Float64(TorchDispatchMode):
-    """Keep every floating-point tensor in float64, whatever dtype the model asks for."""
+    """Keep every floating-point tensor in float64, whatever dtype the model asks for.
+
+    In training mode the units of a layer have noise of their own, so that a moved network gives the same outputs in
+    distribution only. Every random number is therefore replaced by one constant: dropout by its mean, which leaves all
+    as it is, other noise by `NOISE`. And batch norms divide by the deviation of the batch alone: their epsilon is no
+    part of the claim, since scales of what they read change the function in training mode by about epsilon / variance.
+    """
+
+    def __init__(self, training: bool) -> None:
+        super().__init__()
+        self.training = training
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Widen arguments and requested dtypes."""
+        args = [_widened(value) for value in args]
         kwargs = {key: _widened(value) for key, value in kwargs.items()} if kwargs else {}
-        return func(*[_widened(value) for value in args], **kwargs)
+        if not self.training:
+            return func(*args, **kwargs)
+        name = func._schema.name
+        if name == "aten::native_dropout":
+            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
+        if name in ("aten::native_batch_norm", "aten::_native_batch_norm_legit") and isinstance(args[-1], float):
+            args[-1] = min(args[-1], EPSILON)
+        result = func(*args, **kwargs)
+        if name in ("aten::bernoulli", "aten::bernoulli_"):
+            odds = args[1] if len(args) > 1 else kwargs.get("p", args[0] if name == "aten::bernoulli" else 0.5)
+            return result.copy_(odds) if isinstance(odds, Tensor) else result.fill_(odds)
+        return result.fill_(NOISE) if name in RANDOM else result
 
 
 def _widened(value: Any) -> Any:

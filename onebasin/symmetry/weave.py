@@ -7,13 +7,14 @@ Rules run once, in the order of execution. They tie axes at once (`unify`), and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from torch import Tensor
 
 from onebasin.symmetry.axes import Atom, Family, Fixed, Reason, Term, Uniform, resolve, rigidify
+from onebasin.symmetry.constants import uniform_axes
 from onebasin.symmetry.unify import StructureClash, unify
 from onebasin.trace import Graph, Node
 
@@ -83,6 +84,7 @@ class Weave:
     """All that the rules have said about one graph."""
 
     graph: Graph
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
     values: list[Value] = field(default_factory=list)
     relations: list[Relation | Move | Pin] = field(default_factory=list)
     states: dict[str, Value] = field(default_factory=dict)
@@ -109,6 +111,17 @@ class Weave:
         made.zero = tensor.numel() > 0 and not tensor.is_complex() and bool((tensor == 0).all())
         self.values.append(made)
         return made
+
+    def frozen(self, tensor: Tensor, node: Node) -> Value:
+        """A constant of the state: only that entries are equal along an axis counts, not what they are.
+
+        It is not folded into other constants and zeros are not told from other numbers, so that what is found holds
+        for every value that is equal along the same axes.
+        """
+        flat = uniform_axes(tensor)
+        reason = Reason(f"it meets the constant {node.state_name}, which differs from unit to unit", node)
+        axes = [Uniform(n) if n < 2 or axis in flat else Fixed(n, reason) for axis, n in enumerate(tensor.shape)]
+        return self.value(axes, node=node)
 
     def zeros(self, size: int) -> Term:
         """A piece of an axis that holds zeros: its units are interchangeable and may be scaled at will."""

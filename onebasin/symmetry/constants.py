@@ -1,0 +1,100 @@
+"""Which tensors of a state are constants of the function: frozen parameters, and buffers that training does not update.
+
+A constant is never moved. Units whose entries in it are all equal may still change places, because then nothing in it
+would have to move; that is all it allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.calling import Inputs, call_arguments, training_mode
+from onebasin.errors import InputError
+from onebasin.state import is_statistic, shared_names, state_of, trained_parameters
+from onebasin.trace import Graph
+
+
+def constants(model: nn.Module, graph: Graph, inputs: Inputs, frozen: Iterable[str] | None = None) -> dict[str, Tensor]:
+    """The constant tensors of a model by state-dict name, tied ones under all their names.
+
+    Args:
+        model: the module.
+        graph: its trace in evaluation mode.
+        inputs: of a call in training mode, which shows what buffers training updates.
+        frozen: names of parameters, or of modules for all of theirs; by default what requires no gradient, see
+            `trained_parameters`.
+
+    Buffers that a batch norm reads as its mean or variance are no constants, nor are those that a call in training
+    mode changes (the vectors of a spectral norm): they are statistics and go along with their units. Where no such
+    call can be made, torch's names for running statistics decide.
+    """
+    state = state_of(model)
+    names = set(dict(model.named_parameters(remove_duplicate=False)))
+    held = names - _with_ties(model, trained_parameters(model)) if frozen is None else _named(names, frozen)
+    read = graph.batch_norm_statistics()
+    buffers = {
+        name for name, tensor in state.items() if name not in names and name not in read and tensor.is_floating_point()
+    }
+    if buffers:
+        updated = updated_buffers(model, inputs)
+        buffers = {name for name in buffers if not (is_statistic(name) if updated is None else name in updated)}
+    held = _with_ties(model, held | buffers)
+    return {name: tensor for name, tensor in state.items() if name in held}
+
+
+def _with_ties(model: nn.Module, names: Iterable[str]) -> set[str]:
+    first = shared_names(model)
+    chosen = {first.get(name, name) for name in names}
+    return {name for name, own in first.items() if own in chosen}
+
+
+def _named(parameters: set[str], frozen: Iterable[str]) -> set[str]:
+    held: set[str] = set()
+    for wanted in [frozen] if isinstance(frozen, str) else frozen:
+        found = {name for name in parameters if name == wanted or name.startswith(f"{wanted}.")}
+        if not found:
+            listed = ", ".join(sorted(parameters)[:4])
+            raise InputError(
+                f"expected names of parameters or modules to freeze ({listed}, ...), found {wanted!r}: choose others"
+            )
+        held |= found
+    return held
+
+
+def updated_buffers(model: nn.Module, inputs: Inputs) -> set[str] | None:
+    """Names of the buffers that a call in training mode changes; None if there can be no such call."""
+    arguments, options = call_arguments(inputs)
+    with training_mode(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = {name: tensor.clone() for name, tensor in state_of(model).items()}
+        try:
+            model(*arguments, **options)
+        except Exception:
+            return None
+        return {name for name, tensor in state_of(model).items() if not torch.equal(tensor, before[name])}
+
+
+def uniform_axes(tensor: Tensor) -> tuple[int, ...]:
+    """The axes of two or more entries along which all entries are equal, bit for bit.
+
+    >>> uniform_axes(torch.tensor([[1.0, 2.0], [1.0, 2.0]]))
+    (0,)
+    """
+    return tuple(
+        axis
+        for axis, size in enumerate(tensor.shape)
+        if size > 1 and bool((tensor == tensor.narrow(axis, 0, 1)).all())
+    )
+
+
+def differing(frozen: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor], lead: int = 0) -> str | None:
+    """The first constant whose entries are not equal along an axis where they were; `lead` axes come before."""
+    for name, axes in frozen.items():
+        tensor = state.get(name)
+        for axis in axes if tensor is not None else ():
+            assert tensor is not None
+            if tensor.dim() <= axis + lead or not bool((tensor == tensor.narrow(axis + lead, 0, 1)).all()):
+                return name
+    return None
