@@ -93,6 +93,13 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
         )
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise InputError(f"{type(model).__name__} only distributes a module; give the module itself: model.module.")
+    for name, parameter in model.named_parameters():
+        if parameter.layout != torch.strided:
+            found = str(parameter.layout).removeprefix("torch.")
+            raise InputError(
+                f"expected dense parameters, found {name} stored as {found}: store it with to_dense(), and the places that "
+                "stay zero as a mask in a buffer."
+            )
     arguments, options = call_arguments(inputs)
     # A forward pass may draw random numbers, and export warns about its own internals, not about the user's model.
     with evaluation_mode(model), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():

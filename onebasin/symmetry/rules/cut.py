@@ -38,6 +38,8 @@ def _window(weave: Weave, node: Node, x: Value, dim: int, first: int, length: in
         piece = _cut(term, first, length, step)
     except StructureClash as clash:
         weave.rigid(x, dim, Reason(f"a slice cuts through its structure ({clash})", node, explained=False))
+        # The move below says nothing about a block whose first entry is not in the slice, though others are.
+        weave.pin(x, dim)
         piece = Fixed(length)
     axes = [*x.axes[:dim], piece, *x.axes[dim + 1 :]]
     out = weave.value(axes, zero=x.zero, node=node)
@@ -107,10 +109,12 @@ def split(weave: Weave, node: Node, x: Value, sizes: Any, dim: int = 0) -> tuple
 @rule("cat", "concat")
 def cat(weave: Weave, node: Node, values: Sequence[Value], dim: int = 0) -> Value:
     """Tensors one after the other along an axis."""
-    values = [value for value in values if value.shape != (0,)]
+    dim %= max(len(value.shape) for value in values)
+    # What is empty adds nothing, and the empty vector (0,) fits beside any shape.
+    values = [value for value in values if len(value.shape) <= dim or value.shape[dim]] or values[:1]
+    values = [value for value in values if value.shape != (0,)] or values[:1]
     for value in values:
         weave.settle(value, node)
-    dim %= len(values[0].shape)
     axes = list(values[0].axes)
     for value in values[1:]:
         for axis in range(len(axes)):
