@@ -114,10 +114,8 @@ def trained_parameters(
         first = shared_names(what)
         names = [name for name in first if name in chosen and first[name] == name]
     else:
-        kinds = {name: value.dtype for name, value in what.items()}
-        names = [
-            name for name, kind in kinds.items() if (kind.is_floating_point or kind.is_complex) and not is_statistic(name)
-        ]
+        real = {name: value.dtype.is_floating_point or value.dtype.is_complex for name, value in what.items()}
+        names = [name for name in real if real[name] and not is_statistic(name)]
     return tuple(name for name in names if name not in frozen)
 
 

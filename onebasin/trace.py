@@ -97,8 +97,8 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
         if parameter.layout != torch.strided:
             found = str(parameter.layout).removeprefix("torch.")
             raise InputError(
-                f"expected dense parameters, found {name} stored as {found}: store it with to_dense(), and the places that "
-                "stay zero as a mask in a buffer."
+                f"expected dense parameters, found {name} stored as {found}: store it with to_dense(), and the places "
+                "that stay zero as a mask in a buffer."
             )
     arguments, options = call_arguments(inputs)
     # A forward pass may draw random numbers, and export warns about its own internals, not about the user's model.

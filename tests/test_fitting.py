@@ -116,7 +116,8 @@ def test_running_statistics_are_averaged_and_counters_taken_from_the_first() -> 
     population = Population.from_models(models, chain=[0, 0, 1, 1])
     for model in (None, models[0]):
         found = fit(population, model=model)
-        assert found.layout.names == ("0.weight", "0.bias", "1.weight", "1.bias")
+        constant = () if model is None else ("1.weight", "1.bias")  # the same in all members: without a model no weight
+        assert found.layout.names == ("0.weight", "0.bias", *constant)
         assert torch.equal(found.rest[0]["1.running_mean"], torch.full((3,), 1.5))
         assert int(found.rest[0]["1.num_batches_tracked"]) == 5
         models[0].load_state_dict(found.draw(1, seeded(0)).member(0))
@@ -145,8 +146,8 @@ def test_tied_tensors_are_one_with_and_without_a_model() -> None:
     known, guessed = uncertain(population, models[0]), uncertain(population)
     assert known.names == ("first.weight", "first.bias", "second.bias")
     assert known.tied == guessed.tied == {"second.weight": "first.weight"}
-    # The biases are zero in every member: equal, but nothing says that they are one.
-    assert guessed.names == ("table", "first.weight", "first.bias", "second.bias")
+    # Table and biases are the same in every member: without a model nothing says that they are weights.
+    assert guessed.names == ("first.weight",)
     drawn = fit(population, model=models[0]).draw(3, seeded(0))
     assert torch.equal(drawn.tensor("first.weight"), drawn.tensor("second.weight"))
     assert torch.equal(drawn.tensor("table")[1], torch.arange(4.0))

@@ -9,7 +9,7 @@ Very large and very small weights are measured like others, in units of their ow
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,9 +20,9 @@ from onebasin.discrepancy.tiles import measured
 from onebasin.errors import InputError, SpecError
 from onebasin.metrics.distances import METRICS
 from onebasin.metrics.mmd import Pooled
-from onebasin.population import Population
+from onebasin.population import Population, constant_tensors
 from onebasin.population.columns import device_of
-from onebasin.state import TensorSpec, check_spec, is_statistic
+from onebasin.state import TensorSpec, check_spec, trained_parameters
 
 BLOCK_BYTES = 64 << 20  # of columns of one tensor that are read together
 
@@ -127,7 +127,11 @@ def pair_distances(
 
 
 def tensor_distances(
-    a: Population, b: Population, metrics: Sequence[str] = ("l2",), cluster: Cluster | None = None
+    a: Population,
+    b: Population,
+    metrics: Sequence[str] = ("l2",),
+    cluster: Cluster | None = None,
+    names: Sequence[str] | None = None,
 ) -> Iterator[tuple[str, Distances]]:
     """Yield (name, distances) of one tensor after the other.
 
@@ -136,8 +140,9 @@ def tensor_distances(
         b: as in `pair_distances`.
         metrics: as in `pair_distances`.
         cluster: as in `pair_distances`.
+        names: the tensors to compare; by default those that `weight_names` lists.
     """
-    names = weight_names(a, b)
+    names = weight_names(a, b) if names is None else names
     if not metrics or set(metrics) - set(METRICS):
         raise InputError(f"expected metrics out of {', '.join(METRICS)}, found {tuple(metrics)}: choose one or both")
     if not len(a) or not len(b):
@@ -146,10 +151,11 @@ def tensor_distances(
         yield name, _measured(a, b, name, metrics, cluster or Serial())
 
 
-def weight_names(a: Population, b: Population) -> list[str]:
-    """Names of the weights that both populations have.
+def weight_names(a: Population, b: Population, frozen: Collection[str] = ()) -> list[str]:
+    """Names of the trained weights of both populations.
 
-    Running statistics of batch norms and tensors of whole numbers are no weights.
+    Running statistics of batch norms, tensors of whole numbers and what is `frozen` are no weights, nor are tensors
+    that are the same in all networks of both populations while others are not.
 
     Raises:
         SpecError: names or shapes differ, weights are complex, or there are none.
@@ -157,7 +163,8 @@ def weight_names(a: Population, b: Population) -> list[str]:
     expected = {name: TensorSpec(spec.shape, torch.float32) for name, spec in a.spec.items()}
     found = {name: TensorSpec(spec.shape, torch.float32) for name, spec in b.spec.items()}
     check_spec(found, expected, where="the second population, compared with the first,")
-    names = [name for name in a.spec if not is_statistic(name)]
+    trained = {*trained_parameters(a.spec, frozen=frozen), *trained_parameters(b.spec, frozen=frozen)}
+    names = [name for name in a.spec if name in trained]
     for name in names:
         kinds = {spec[name].dtype for spec in (a.spec, b.spec)}
         if any(dtype.is_complex for dtype in kinds) or len({dtype.is_floating_point for dtype in kinds}) > 1:
@@ -168,7 +175,9 @@ def weight_names(a: Population, b: Population) -> list[str]:
     names = [name for name in names if a.spec[name].dtype.is_floating_point and a.spec[name].size]
     if not names:
         raise SpecError(f"expected weights to compare, found only {', '.join(a.spec) or 'nothing'}: give networks")
-    return names
+    constant = constant_tensors(b, constant_tensors(a, names))
+    same = {name for name in constant if torch.equal(a.member(0)[name], b.member(0)[name])}
+    return names if len(same) == len(names) else [name for name in names if name not in same]
 
 
 def _measured(a: Population, b: Population, name: str, metrics: Sequence[str], cluster: Cluster) -> Distances:

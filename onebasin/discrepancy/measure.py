@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Unpack
 
@@ -23,6 +23,7 @@ from onebasin.options import refuse_unknown
 from onebasin.population import Population
 from onebasin.predict.portions import answers
 from onebasin.predict.predicting import Output
+from onebasin.state import shared_names, trained_parameters
 from onebasin.symmetry import Symmetry
 
 FORM = "unit-norm/max"  # in which symmetries are removed if nobody says how
@@ -95,7 +96,7 @@ def discrepancy(
     """
     refuse_unknown(options, Options.__annotations__, "discrepancy")
     chosen = _forms(forms, symmetry)
-    weight_names(a, b)
+    names = weight_names(a, b, _frozen(symmetry, model))
     if min(len(a), len(b)) < 2:
         raise InputError(f"expected at least 2 networks on each side, found {len(a)} and {len(b)}: add members")
     if (model is None) != (inputs is None):
@@ -108,17 +109,26 @@ def discrepancy(
     function = None
     with cluster_for(options, **compare_bytes(a, b, judge, _held(a, b, model, inputs, options))) as cluster:
         tell("comparing raw weights")
-        raw, spreads = _compare(a, b, judge, layers, cluster)
+        raw, spreads = _compare(a, b, judge, layers, cluster, names)
         for form in chosen:
             assert symmetry is not None  # _forms has seen to it
             tell(f"comparing in the form {form}")
             with in_form(a, b, symmetry, form, cluster=cluster, scratch=scratch, seed=seed) as (here, there, notes):
-                compared[form] = replace(_compare(here, there, judge, layers, cluster, spreads)[0], notes=notes)
+                compared[form] = replace(_compare(here, there, judge, layers, cluster, names, spreads)[0], notes=notes)
         if model is not None and inputs is not None:
             tell("comparing functions")
             function = compare_functions(judge, model, a, b, inputs, options.get("output"), cluster=cluster)
     notes = notes_on(runs, permutations=options.get("permutations", 999), resamples=options.get("resamples", 1000))
     return Discrepancy((len(a), len(b)), runs.counts, runs.shares, judge.preset, raw, compared, function, notes)
+
+
+def _frozen(symmetry: Symmetry | None, model: nn.Module | None) -> Collection[str]:
+    """The constants that the symmetry tells, or else the model: its frozen parameters."""
+    if symmetry is not None or model is None:
+        return () if symmetry is None else symmetry.frozen
+    first, trained = shared_names(model), trained_parameters(model)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return {name for name in parameters if first.get(name, name) not in trained}
 
 
 def _held(a: Population, b: Population, model: nn.Module | None, inputs: Inputs | None, options: Options) -> int:
@@ -156,6 +166,7 @@ def _compare(
     judge: Judge,
     layers: bool,
     cluster: Cluster,
+    names: Sequence[str],
     before: Mapping[str, float] | None = None,
 ) -> tuple[Compared, dict[str, float]]:
     """One pass over both crowds; the distances of a tensor are dropped as soon as it has been judged.
@@ -166,6 +177,7 @@ def _compare(
         judge: of distances.
         layers: whether tensors are judged by themselves.
         cluster: who measures.
+        names: the tensors that are compared.
         before: `Distances.spread` of each tensor before networks were brought into a form. A form may give all of them
             the same tensor (batch norms of weight 1) but for rounding, which is then taken off.
 
@@ -175,7 +187,7 @@ def _compare(
     total: Distances | None = None
     gaps: dict[str, Gap] = {}
     spreads: dict[str, float] = {}
-    for name, found in tensor_distances(a, b, judge.metrics, cluster):
+    for name, found in tensor_distances(a, b, judge.metrics, cluster, names):
         spreads[name] = found.spread
         if before is not None and found.spread <= ROUNDING < before[name]:
             found = found.none()

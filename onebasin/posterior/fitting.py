@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from onebasin.cluster import Cluster, cluster_for
 from onebasin.errors import InputError
-from onebasin.population import Population
+from onebasin.population import Population, constant_tensors
 from onebasin.posterior.bounds import fit_bytes
 from onebasin.posterior.clusters import PROJECTED, clusters
 from onebasin.posterior.coordinates import Coordinates
@@ -164,10 +164,15 @@ def _shape(rows: Deviations, std: Tensor, dtype: torch.dtype, asked: Plan) -> Sh
 
 
 def _rest(population: Population, groups: Tensor, group: int, layout: Coordinates, found: Moments) -> State:
-    """What a network of this component has beside the vector: averages of statistics, the first member's integers."""
+    """What a network of this component has beside the vector: averages of statistics, the first member's integers.
+
+    What is the same in all members is taken as it is, since an average may round.
+    """
     own = population.member(int((groups == group).nonzero()[0]))
     sizes = [layout.spec[name].size for name in found.names]
     average = dict(zip(found.names, found.mean[group].split(sizes), strict=True))
+    for name in constant_tensors(population, [name for name in layout.others if name in average]):
+        del average[name]
     return {
         name: average[name].reshape(own[name].shape).to(own[name].dtype) if name in average else own[name]
         for name in layout.others

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from onebasin.errors import SpecError
-from onebasin.population import Population
+from onebasin.population import Population, constant_tensors
 from onebasin.posterior.coordinates import Coordinates
-from onebasin.state import State, as_spec, check_spec, dtype_name, is_statistic, shared_names
+from onebasin.state import State, as_spec, check_spec, dtype_name, shared_names, trained_parameters
 
 
 def uncertain(population: Population, model: nn.Module | None = None) -> Coordinates:
     """The layout of the uncertain weights of a crowd.
 
-    With a model: its parameters, tied ones once. Without one: all floating-point tensors but the running statistics of
-    norms, known by torch's names for them; two tensors that are equal bit for bit in every member, and not the same in
-    all members, count as one tied tensor.
+    With a model: its trained parameters, see `trained_parameters`, tied ones once. Without one: all floating-point
+    tensors but the running statistics of norms, known by torch's names for them, and but tensors that are the same in
+    all members while others are not, because a constant has no spread; two tensors that are equal bit for bit in every
+    member, and not the same in all members, count as one tied tensor.
 
     >>> crowd = Population.from_models([nn.BatchNorm1d(2), nn.BatchNorm1d(2)])
     >>> uncertain(crowd).names
@@ -26,17 +29,19 @@ def uncertain(population: Population, model: nn.Module | None = None) -> Coordin
         SpecError: the model is of another architecture, or there is no real weight.
     """
     if model is None:
-        names = _real(population, [name for name in population.spec if not is_statistic(name)])
+        names = _real(population, trained_parameters(population.spec))
+        constant = constant_tensors(population, names) if len(population) > 1 else set()
+        if len(constant) < len(names):
+            names = [name for name in names if name not in constant]
         tied = _equal_everywhere(population, names)
     else:
         check_spec(population.spec, as_spec(model), where="the population, compared with the model,")
-        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        names = _real(population, [name for name in population.spec if name in parameters])
-        tied = {name: first for name, first in shared_names(model).items() if name in names and name != first}
+        names = _real(population, trained_parameters(model))
+        tied = {name: first for name, first in shared_names(model).items() if first in names and name != first}
     return Coordinates(tuple(name for name in names if name not in tied), population.spec, tied)
 
 
-def _real(population: Population, names: list[str]) -> list[str]:
+def _real(population: Population, names: Sequence[str]) -> list[str]:
     """The floating-point tensors among these; complex ones are refused, and so is a crowd without any."""
     for name in names:
         if population.spec[name].dtype.is_complex:

@@ -11,7 +11,7 @@ from onebasin.align.scale.balance import balance
 from onebasin.errors import InputError
 from onebasin.posterior import Posterior
 from onebasin.pruning.criteria import signal_to_noise
-from onebasin.state import is_statistic
+from onebasin.state import trained_parameters
 from onebasin.symmetry import Leg, Space, Symmetry
 from onebasin.symmetry.act import labels
 
@@ -87,10 +87,8 @@ def unit_worth(
 
 def _squares(state: Mapping[str, Tensor], by: str, posterior: Posterior | None) -> dict[str, Tensor]:
     """What every weight adds to the square of its unit's worth; running statistics add nothing."""
-    weights = {
-        name: value.detach().double().cpu() for name, value in state.items()
-        if value.is_floating_point() and not is_statistic(name)
-    }  # fmt: skip
+    floating = {name: state[name] for name in trained_parameters(state) if state[name].is_floating_point()}
+    weights = {name: value.detach().double().cpu() for name, value in floating.items()}
     if by == "norm":
         return {name: value.square() for name, value in weights.items()}
     if posterior is None:

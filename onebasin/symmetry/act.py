@@ -47,7 +47,7 @@ def apply_block(wide: Wide, stacked: Mapping[str, Tensor], start: int, kind: str
 def _apply(wide: Wide, state: Mapping[str, Tensor], kind: str, stacked: bool) -> State:
     if kind not in KINDS:
         raise SymmetryError(f"kind must be one of {', '.join(KINDS)}, found {kind!r}.")
-    if any(wide.active) and (name := differing(wide.symmetry.frozen, state, int(stacked))):
+    if kind == "value" and any(wide.active) and (name := differing(wide.symmetry.frozen, state, int(stacked))):
         raise SymmetryError(
             f"the constant {name!r} had equal entries where the symmetry was found, and has others here; discover the "
             "symmetry of the model with the constants of these networks."

@@ -83,9 +83,7 @@ def uniform_axes(tensor: Tensor) -> tuple[int, ...]:
     (0,)
     """
     return tuple(
-        axis
-        for axis, size in enumerate(tensor.shape)
-        if size > 1 and bool((tensor == tensor.narrow(axis, 0, 1)).all())
+        axis for axis, size in enumerate(tensor.shape) if size > 1 and bool((tensor == tensor.narrow(axis, 0, 1)).all())
     )
 
 

@@ -278,10 +278,10 @@ class _Bench:
                         break
             else:
                 leaves[place] = leaf
+                kind = str(leaf.dtype).removeprefix("torch.")
                 self.notes.append(
-                    f"input {place}, {str(leaf.dtype).removeprefix('torch.')} of shape {tuple(leaf.shape)}, was kept as "
-                    "given for the proof, because the model could not be called with other numbers: what holds for "
-                    "these alone would not be noticed"
+                    f"input {place}, {kind} of shape {tuple(leaf.shape)}, was kept as given for the proof, because the "
+                    "model could not be called with other numbers: what holds for these alone would not be noticed"
                 )
         if all(new is old for new, old in zip(leaves, tree_leaves(given), strict=True)):
             return given, self._outputs(given)
@@ -340,7 +340,9 @@ class _Bench:
         )
 
     def _doubled(self, value: Any) -> Any:
-        return self._noisy(value.repeat(2, *[1] * (value.dim() - 1))) if isinstance(value, Tensor) and value.dim() else value
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
+        return self._noisy(value.repeat(2, *[1] * (value.dim() - 1)))
 
     def _outputs(self, call: Any, state: Mapping[str, Tensor] | None = None, training: bool = False) -> list[Tensor]:
         arguments, options = call
@@ -350,9 +352,7 @@ class _Bench:
         updated = {name: state.get(name, buffer).clone() for name, buffer in buffers.items()}
         mode = training_mode if training else evaluation_mode
         with _same_conditions(), mode(self.model), torch.no_grad(), _Float64(training):
-            result = torch.func.functional_call(
-                self.model, {**state, **updated}, arguments, options, tie_weights=False
-            )
+            result = torch.func.functional_call(self.model, {**state, **updated}, arguments, options, tie_weights=False)
         return [leaf.double() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
     def errors(
@@ -422,7 +422,7 @@ class _Float64(TorchDispatchMode):
     """
 
     def __init__(self, training: bool) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.training = training
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

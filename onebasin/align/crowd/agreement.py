@@ -12,7 +12,7 @@ from onebasin.align.crowd.view import norm
 from onebasin.cluster import Cluster
 from onebasin.population import Population
 from onebasin.population.parting import parts, readers
-from onebasin.state import State, is_statistic
+from onebasin.state import State, trained_parameters
 from onebasin.symmetry import Element, Symmetry
 from onebasin.symmetry.act import apply_block
 from onebasin.symmetry.algebra import Wide
@@ -50,8 +50,9 @@ def agreement(
     shards = ((members, None) for _, members in parts(population))
     total, norms = _joined(readers(population, cluster).map(_Sums(symmetry, weights), shards, shared=None))
     members, heavy = len(population), {name: total[name] for name in weights}
+    first = population.member(0)
     mean = {
-        name: (total[name] / members).to(spec.dtype) if name in total else population.member(0)[name]
+        name: (total[name] / members).to(spec.dtype) if name in total and name not in symmetry.frozen else first[name]
         for name, spec in population.spec.items()
     }
     centre = mean if reference is None else {**mean, **dict(reference)}
@@ -61,8 +62,8 @@ def agreement(
 
 
 def _weights(symmetry: Symmetry, population: Population) -> list[str]:
-    floating = [name for name, spec in population.spec.items() if spec.dtype.is_floating_point]
-    return [name for name in floating if name in symmetry.shapes and not is_statistic(name)]
+    trained = trained_parameters(population.spec, frozen=symmetry.frozen)
+    return [name for name in trained if name in symmetry.shapes and population.spec[name].dtype.is_floating_point]
 
 
 class _Sums:

@@ -240,8 +240,9 @@ def _search(overlap: Overlap, effort: str, restarts: int, seed: int) -> Found:
 
 
 def weights_of(board: Board) -> list[str]:
-    """Names of all tensors that count as weights: the statistics of batch norms do not."""
-    return [name for name in board.symmetry.shapes if not is_statistic(name)]
+    """Names of all tensors that count as weights: statistics of batch norms and constants do not."""
+    symmetry = board.symmetry
+    return [name for name in symmetry.shapes if not is_statistic(name) and name not in symmetry.frozen]
 
 
 def _inner(board: Board, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:

@@ -81,11 +81,14 @@ def _shares(weights: Sequence[float] | Tensor | None, members: int) -> Tensor:
 
 
 def _mean(population: Population, shares: Tensor) -> State:
-    """Weighted mean, one block in memory at a time."""
+    """Weighted mean, one block in memory at a time; a tensor that all members share is kept as it is, to the bit."""
     total: State = {}
     first: State = population.member(0)
+    shared = set(population.spec)
     for start, block in population.blocks():
         for name, values in block.items():
+            if name in shared and not torch.equal(values, first[name].expand_as(values)):
+                shared.discard(name)
             if not _averaged(population.spec, name):
                 continue
             share = shares[start : start + len(values)].to(values.device)
@@ -93,7 +96,8 @@ def _mean(population: Population, shares: Tensor) -> State:
             part = torch.tensordot(share.to(wide.dtype), wide, 1)
             total[name] = total[name] + part if name in total else part
     return {
-        name: total[name].to(tensor.dtype) if name in total else first[name] for name, tensor in population.spec.items()
+        name: total[name].to(tensor.dtype) if name in total and name not in shared else first[name]
+        for name, tensor in population.spec.items()
     }
 
 

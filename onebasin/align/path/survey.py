@@ -14,7 +14,7 @@ from onebasin.align.path.watch import LayerCall, NormCall, Watch
 from onebasin.predict import Inputs
 from onebasin.predict.batches import batches
 from onebasin.predict.forward import Bound
-from onebasin.state import shared_names
+from onebasin.state import shared_names, trained_parameters
 
 _FEW = 2  # examples that show the way through the model
 
@@ -45,7 +45,12 @@ def survey(bound: Bound, inputs: Inputs) -> tuple[Layer, ...]:
         with watch:
             output = bound(call, grad=True)
         final = watch.reaching(output)
-    return tuple(Layer(name, bias or None, *watch.verdict(name, final)) for name, bias in watch.biases.items())
+    first, trained = shared_names(bound.model), trained_parameters(bound.model)
+    layers = []
+    for name, bias in watch.biases.items():
+        frozen = any(first[own] not in trained for own in (name, bias) if own in first)
+        layers.append(Layer(name, bias or None, *(("it is frozen", False) if frozen else watch.verdict(name, final))))
+    return tuple(layers)
 
 
 def _recordable(value: Any) -> Any:

@@ -133,7 +133,7 @@ def _decoupled(part: Part) -> list[Part]:
 
 
 def _uncovered(board: Board, stacked: Mapping[str, Tensor], biases: bool) -> Tensor:
-    """Mass (M,) of what is not on the board: tensors without legs, and parts of tensors that no leg covers."""
+    """Mass (M,) of what is not on the board: tensors without legs, constants left out, and parts that no leg covers."""
     covered: Counter[str] = Counter()
     blocks: dict[str, list[Block]] = {}
     for block in board.blocks:
@@ -142,7 +142,8 @@ def _uncovered(board: Board, stacked: Mapping[str, Tensor], biases: bool) -> Ten
     first = next(iter(stacked.values()))
     total = torch.zeros(len(first), dtype=torch.float64, device=first.device)
     for name, tensor in stacked.items():
-        if not tensor.is_floating_point() or not _counts(name, biases) or covered[name] == tensor[0].numel():
+        counted = tensor.is_floating_point() and _counts(name, biases) and name not in board.symmetry.frozen
+        if not counted or covered[name] == tensor[0].numel():
             continue
         total = total + _all(tensor)
         for block in blocks.get(name, []):
