@@ -17,6 +17,7 @@ from torch import Tensor
 from onebasin.errors import SpecError, SymmetryError
 from onebasin.state import State
 from onebasin.symmetry.algebra import Wide
+from onebasin.symmetry.companions import moved_companion
 from onebasin.symmetry.constants import differing
 
 if TYPE_CHECKING:
@@ -66,6 +67,13 @@ def _apply(wide: Wide, state: Mapping[str, Tensor], kind: str, stacked: bool) ->
         moving = [(number, leg) for number, leg in legs if wide.active[number]]
         if moving:
             moved = _move(wide, tensor if stacked else tensor[None], moving, kind)
+            made[name] = moved if stacked else moved[0]
+    for name, (leader, how) in wide.symmetry.companions.items():
+        moving = [(number, leg) for number, leg in wide.symmetry.legs_of.get(leader, []) if wide.active[number]]
+        if moving and name in made:
+            tensor = made[name] if stacked else made[name][None]
+            factor = _move(wide, torch.ones_like(tensor, dtype=torch.float64), moving, "value")
+            moved = moved_companion(_move(wide, tensor, moving, "mask"), factor, how, kind, name)
             made[name] = moved if stacked else moved[0]
     return made
 

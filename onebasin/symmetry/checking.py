@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onebasin.symmetry.act import labels, positions
+from onebasin.symmetry.companions import COMPANIONS, Companions
 from onebasin.symmetry.space import FREEDOMS, Grid, Leg, Space
 
 LARGEST = 1 << 26  # units of one space with all its copies: half a gigabyte of indices
@@ -33,13 +34,19 @@ def check_symmetry(spaces: tuple[Space, ...], shapes: Mapping[str, Shape]) -> No
             _check_leg(space, leg, shapes)
 
 
-def check_frozen(frozen: Mapping[str, Shape], spaces: tuple[Space, ...], shapes: Mapping[str, Shape]) -> None:
-    """Raise ValueError unless constants are tensors on which no space stands, with axes that they have."""
+def check_unmoved(
+    frozen: Mapping[str, Shape], companions: Companions, spaces: tuple[Space, ...], shapes: Mapping[str, Shape]
+) -> None:
+    """Raise ValueError unless constants and companions are tensors on which no space stands, and fit their shapes."""
     for name, axes in frozen.items():
         _demand(name in shapes, "constants among the tensors", name)
         _demand(all(0 <= axis < len(shapes[name]) for axis in axes), f"axes of the constant {name!r}", axes)
-    moved = sorted({leg.tensor for space in spaces for leg in space.legs} & set(frozen))
-    _demand(not moved, "spaces that stand on no constant", ", ".join(moved))
+    for name, (leader, how) in companions.items():
+        _demand(how in COMPANIONS, f"a companion that moves as one of {', '.join(COMPANIONS)}", how)
+        fits = name in shapes and leader in shapes and shapes[name] == shapes[leader]
+        _demand(fits, "companions of the shape of their tensor", f"{name} beside {leader}")
+    moved = sorted({leg.tensor for space in spaces for leg in space.legs} & {*frozen, *companions})
+    _demand(not moved, "spaces that stand on no constant and no companion", ", ".join(moved))
 
 
 def _check_space(space: Space) -> None:

@@ -17,6 +17,7 @@ from onebasin.state import state_of
 from onebasin.symmetry import assemble, exponents, fibres
 from onebasin.symmetry.axes import Atom, Reason, atoms, resolve
 from onebasin.symmetry.blocks import Blocks, Fusions
+from onebasin.symmetry.companions import UNREAD, Companions, with_companions
 from onebasin.symmetry.constants import constants, uniform_axes
 from onebasin.symmetry.group import Symmetry
 from onebasin.symmetry.rules import rule_for
@@ -43,6 +44,7 @@ def discover(
     *,
     training: Training = None,
     frozen: Iterable[str] | None = None,
+    companions: Companions | None = None,
     seed: int = 0,
 ) -> Symmetry:
     """Find the symmetries of `model` and prove them by evaluation in float64.
@@ -58,6 +60,11 @@ def discover(
             differ (a batch of groups); True raises an error instead; False looks at evaluation mode alone.
         frozen: names of parameters that are constants, or of modules for all of theirs; by default the parameters that
             require no gradient (if none requires one, the model was frozen for inference, and none is a constant).
+        companions: parameters that this call does not read but that belong to one that it reads, as the deviation rho
+            beside a mean mu: {"rho": ("mu", how)}, by name in the state dict or by the last part of it for all modules.
+            `how` says what a factor m of mu does: "value" times m, "std" times |m|, "log-std" plus log |m|, "softplus"
+            as r of log(1 + exp(r)) times |m|, "mask" nothing. Parameters that are not read are else left as they are,
+            and named in `unexplained`.
         seed: seeds the random elements of the proof.
 
     Returns:
@@ -71,6 +78,8 @@ def discover(
     shapes = {name: tuple(tensor.shape) for name, tensor in state_of(model).items()}
     trained = inputs if training is None or isinstance(training, bool) else training
     symmetry = analyse(graph, shapes, constants(model, graph, trained, frozen))
+    parameters = [name for name, _ in model.named_parameters() if name in shapes and name not in symmetry.frozen]
+    symmetry = with_companions(symmetry, companions, parameters)
     return proven(model, symmetry, inputs, training=training, seed=seed)
 
 
@@ -224,7 +233,7 @@ def _listen(weave: Weave, made: dict[Node, Any]) -> None:
             # Relations with zeros were not recorded, so exponents along these axes are not known.
             weave.hidden += value.axes
         else:
-            weave.freeze(value, Reason("it is not used by the forward pass", value.node))
+            weave.freeze(value, Reason(UNREAD, value.node))
 
 
 def _audible(node: Node, made: dict[Node, Any]) -> list[Node]:

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from onebasin.errors import SymmetryError
 from onebasin.state import State
 from onebasin.symmetry import act, algebra, table
-from onebasin.symmetry.checking import check_frozen, check_symmetry
+from onebasin.symmetry.checking import check_symmetry, check_unmoved
+from onebasin.symmetry.companions import Companions
 from onebasin.symmetry.element import Element
 from onebasin.symmetry.space import FREEDOMS, Leg, Space
 
@@ -54,6 +55,7 @@ class Symmetry:
         unexplained: sentences about what stayed rigid without a full explanation; () when everything is explained.
         frozen: constant tensor -> the axes along which all its entries are equal. Constants (frozen parameters, and
             buffers that training does not update) are never moved; units with equal entries in them may be.
+        companions: tensor -> (tensor that it goes along with, how), see `discover`.
     """
 
     spaces: tuple[Space, ...]
@@ -61,6 +63,7 @@ class Symmetry:
     rigid: tuple[tuple[str, int, str], ...] = ()
     unexplained: tuple[str, ...] = ()
     frozen: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    companions: Companions = field(default_factory=dict)
 
     def __str__(self) -> str:
         """A table for people."""
@@ -214,8 +217,9 @@ class Symmetry:
             check_symmetry(spaces, shapes)
             rigid = tuple((str(name), int(axis), str(reason)) for name, axis, reason in data["rigid"])
             frozen = {str(name): tuple(map(int, axes)) for name, axes in data.get("frozen", {}).items()}
-            check_frozen(frozen, spaces, shapes)
-            return Symmetry(spaces, shapes, rigid, tuple(map(str, data["unexplained"])), frozen)
+            companions = {str(name): (leader, how) for name, (leader, how) in data.get("companions", {}).items()}
+            check_unmoved(frozen, companions, spaces, shapes)
+            return Symmetry(spaces, shapes, rigid, tuple(map(str, data["unexplained"])), frozen, companions)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise SymmetryError(
                 f"this is no Symmetry in the format {FORMAT!r}: {error}. Write it with to_json()."

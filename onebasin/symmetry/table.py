@@ -27,7 +27,7 @@ def render(symmetry: Symmetry) -> str:
     if symmetry.rigid:
         lines += ["", "rigid, as it must be:", *_rigid(symmetry)]
     if symmetry.unexplained:
-        lines += ["", "not explained, therefore left rigid:", *[f"  {sentence}" for sentence in symmetry.unexplained]]
+        lines += ["", "not explained, or to be looked at:", *[f"  {sentence}" for sentence in symmetry.unexplained]]
     return "\n".join(lines)
 
 
