@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Generic, TypeVar
 
@@ -139,6 +139,29 @@ def rank(vectors: Sequence[Sequence[int]], modulus: int = 0) -> int:
     """
     system: System[int] = System(modulus)
     return len(system.echelon([[Fraction(x % modulus if modulus else x) for x in vector] for vector in vectors]))
+
+
+def sparse_rank(rows: Iterable[Mapping[Key, int]], modulus: int = 0) -> int:
+    """Rank of sparse integer rows, over the rationals or modulo 2.
+
+    >>> sparse_rank([{"a": 1, "b": 1}, {"a": 2, "b": 2}, {"b": 1, "c": -1}])
+    2
+    """
+    pivots: dict[Key, dict[Key, Number]] = {}
+    for given in rows:
+        row: dict[Key, Number] = {key: value % modulus if modulus else value for key, value in given.items()}
+        row = {key: value for key, value in row.items() if value}
+        while known := next((key for key in row if key in pivots), None):
+            factor = row[known]
+            for key, value in pivots[known].items():
+                left = row.get(key, 0) - factor * value
+                row[key] = left % modulus if modulus else left
+                if not row[key]:
+                    del row[key]
+        if row:
+            pivot, leading = next(iter(row.items()))
+            pivots[pivot] = {key: value if modulus else Fraction(value) / leading for key, value in row.items()}
+    return len(pivots)
 
 
 def _primitive(vector: list[Number], modulus: int) -> list[int]:

@@ -27,6 +27,7 @@ from onebasin.symmetry import act, algebra, table
 from onebasin.symmetry.checking import check_symmetry, check_unmoved
 from onebasin.symmetry.companions import Companions
 from onebasin.symmetry.element import Element
+from onebasin.symmetry.independent import independent
 from onebasin.symmetry.space import FREEDOMS, Leg, Space
 
 FORMAT = "onebasin symmetry 1"
@@ -78,18 +79,19 @@ class Symmetry:
             f"no space is called {name!r}; there are: {', '.join(space.name for space in self.spaces) or 'none'}."
         )
 
-    @property
+    @cached_property
     def log10_order(self) -> float:
         """Decimal logarithm of the number of equivalent networks by permutations and signs."""
-        return sum(space.log10_order for space in self.spaces)
+        orders = sum(replace(space, generators=()).log10_order for space in self.spaces)
+        return orders + independent(self, "sign") * math.log10(2)
 
-    @property
+    @cached_property
     def dimensions(self) -> int:
-        """Number of independent positive scales: the dimension of the continuum of equivalent networks."""
-        return sum(
-            space.copies * space.size * sum(kind.endswith("scale") for kind in space.generators)
-            for space in self.spaces
-        )
+        """Number of independent positive scales: the dimension of the continuum of equivalent networks.
+
+        It is the rank of the generators, which is less than their number where some act equally on all weights.
+        """
+        return independent(self, "scale")
 
     # ------------------------------------------------------------------ elements
 
