@@ -7,6 +7,7 @@ were.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import warnings
@@ -77,6 +78,33 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
         InputError: `inputs` is none of these, or the model cannot be called with them.
         TraceError: the model runs, but cannot be turned into a graph.
     """
+    check_call(model, inputs)
+    arguments, options = call_arguments(inputs)
+    with _undisturbed(model):
+        program = _export(model, arguments, options)
+    shared, entangled = shared_memory(model)
+    return Graph(tuple(_nodes(program)), shared, entangled)
+
+
+def joined(graphs: Sequence[Graph]) -> Graph:
+    """Several traces of one model as one graph with several outputs: what keeps all of them keeps each."""
+    return Graph(tuple(node for graph in graphs for node in graph.nodes), graphs[0].shared, graphs[0].entangled)
+
+
+@contextlib.contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """A forward pass may draw random numbers, and export warns about its own internals, not about the user's model."""
+    with evaluation_mode(model), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def check_call(model: nn.Module, inputs: Inputs) -> None:
+    """Call the model once.
+
+    Raises:
+        InputError: the model is no module, or it cannot be called with `inputs`.
+    """
     if not isinstance(model, nn.Module):
         raise InputError(
             f"the model must be a torch.nn.Module, found {type(model).__name__}; wrap functions in a module."
@@ -84,18 +112,9 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         raise InputError(f"{type(model).__name__} only distributes a module; give the module itself: model.module.")
     arguments, options = call_arguments(inputs)
-    # A forward pass may draw random numbers, and export warns about its own internals, not about the user's model.
-    with evaluation_mode(model), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        _check_call(model, arguments, options)
-        program = _export(model, arguments, options)
-    shared, entangled = shared_memory(model)
-    return Graph(tuple(_nodes(program)), shared, entangled)
-
-
-def _check_call(model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     try:
-        model(*arguments, **options)
+        with _undisturbed(model):
+            model(*arguments, **options)
     except Exception as error:
         given = ", ".join(
             [_describe(value) for value in arguments] + [f"{k}={_describe(v)}" for k, v in options.items()]

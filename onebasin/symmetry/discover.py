@@ -6,12 +6,16 @@ rigid.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from onebasin.calling import Inputs
+from onebasin.errors import InputError, TraceError
 from onebasin.state import state_of
 from onebasin.symmetry import assemble, exponents, fibres
 from onebasin.symmetry.axes import Atom, Reason, atoms, resolve
@@ -20,9 +24,10 @@ from onebasin.symmetry.group import Symmetry
 from onebasin.symmetry.rules import rule_for
 from onebasin.symmetry.rules.pointwise import plain
 from onebasin.symmetry.unread import hold
+from onebasin.symmetry.variants import Variants, variants
 from onebasin.symmetry.verify import proven
 from onebasin.symmetry.weave import Value, Weave
-from onebasin.trace import Graph, Node, trace
+from onebasin.trace import Graph, Node, check_call, joined, trace
 
 SHAPE_ONLY = {"full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 # Positions must not be mistaken for values: at position 0 a sine is zero and a cosine is one for every frequency.
@@ -32,28 +37,91 @@ PARTNERS = {
     "mul": (0, 1), "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "linear": (0, 1), "convolution": (0, 1),
     "addmm": (1, 2), "baddbmm": (1, 2), "addmv": (1, 2),
 }  # fmt: skip
+# The proof at examples of our own: the given one is proved with more elements.
+BRIEFLY: dict[str, Any] = {
+    "draws": 1,
+    "reason": "it holds for the example, but not for the same call with other sizes or numbers, tried as a second example",
+}
 SILENT = ("_assert", "sym_size", "sym_constrain", "_operator")
 
 
-def discover(model: nn.Module, inputs: Inputs, *, seed: int = 0) -> Symmetry:
+def discover(
+    model: nn.Module, inputs: Inputs, *, also: Sequence[Inputs] = (), vary: bool = True, seed: int = 0
+) -> Symmetry:
     """Find the symmetries of `model` and prove them by evaluation in float64.
+
+    One example hides what others show: with one time step a recurrent weight meets only zeros, a number may choose a
+    branch. So the call is tried at other sizes (batch, length, image) and other values of Python numbers, and where
+    the model runs, the symmetry must hold there as well: what fails at one of these examples is analysed there, too.
 
     Args:
         model: any module; it is traced in evaluation mode and left as it was.
         inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs: one small example of a real call.
-            Recurrent
-            models need at least two time steps, or their recurrent weights have no effect to be analysed.
+        also: further examples of calls, each like `inputs`: the symmetry holds for all of them. For models that are
+            called in several ways (tasks, optional inputs), or that run only at sizes nobody would guess.
+        vary: whether further examples are made out of `inputs`.
         seed: seeds the random elements of the proof.
 
     Returns:
-        The symmetry. What fails the proof is removed and reported in `unexplained`.
+        The symmetry. What fails the proof is removed and reported in `unexplained`, as are axes of size 1 and numbers
+        that may hide something and could not be varied.
 
     >>> net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     >>> [(space.size, space.freedoms) for space in discover(net, torch.zeros(1, 3)).spaces]
     [(5, ('permutation', 'scale'))]
     """
-    symmetry = analyse(trace(model, inputs), {name: tuple(tensor.shape) for name, tensor in state_of(model).items()})
-    return proven(model, symmetry, inputs, seed=seed)
+    given = [inputs, *also]
+    for example in given:
+        check_call(model, example)
+    made = variants(model, inputs) if vary else Variants()
+    shapes = {name: tuple(tensor.shape) for name, tensor in state_of(model).items()}
+    examples, graphs = [*given, *made.others], [trace(model, example) for example in also]
+    # One trace is what discovery costs, so of the example and its wider form only the latter, which hides less, is
+    # traced; at the former the symmetry is proved by evaluation.
+    start = inputs if made.wider is None else made.wider
+    try:
+        graphs.append(trace(model, start))
+    except TraceError:
+        if start is inputs:
+            raise
+        graphs.append(trace(model, inputs))
+    symmetry = _proven_everywhere(model, graphs, examples, shapes, len(given), seed)
+    return replace(symmetry, unexplained=(*symmetry.unexplained, *made.doubts))
+
+
+def _proven_everywhere(
+    model: nn.Module,
+    graphs: list[Graph],
+    examples: Sequence[Inputs],
+    shapes: dict[str, tuple[int, ...]],
+    given: int,
+    seed: int,
+) -> Symmetry:
+    """The symmetry of several traces together that holds at all examples, the first `given` of them the user's.
+
+    Where it fails the analysis has not seen what is computed at that example: it is traced, too, and the analysis of
+    all traces together starts again. Only what fails after that is removed.
+    """
+    traced: set[int] = set()
+    symmetry = analyse(joined(graphs), shapes)
+    number = 0
+    while number < len(examples):
+        example, own = examples[number], number >= given
+        try:
+            kept = proven(model, symmetry, example, seed=seed, **(BRIEFLY if own else {}))
+        except Exception:
+            if not own:
+                raise
+            kept = symmetry  # an example of our own at which the proof cannot be evaluated
+        number += 1
+        if kept is not symmetry and number not in traced:
+            traced.add(number)
+            with contextlib.suppress(TraceError, InputError):
+                graphs = [*graphs, trace(model, example)]
+                symmetry, number = analyse(joined(graphs), shapes), 0
+                continue
+        symmetry = kept
+    return symmetry
 
 
 def analyse(graph: Graph, shapes: dict[str, tuple[int, ...]]) -> Symmetry:

@@ -100,9 +100,16 @@ def verify(
 
 
 def proven(
-    model: nn.Module, symmetry: Symmetry, inputs: Inputs, *, seed: int = 0, tolerance: float = TOLERANCE
+    model: nn.Module,
+    symmetry: Symmetry,
+    inputs: Inputs,
+    *,
+    seed: int = 0,
+    tolerance: float = TOLERANCE,
+    draws: int = DRAWS,
+    reason: str = "the proof by evaluation failed, so the analysis missed something (please report the model)",
 ) -> Symmetry:
-    """The part of a symmetry that holds.
+    """The part of a symmetry that holds: the same object if all of it does.
 
     Random elements of the whole group are tried first: if they leave the function alone, so does each of their parts,
     save for cancellations of probability zero. Only if they fail is every space and freedom tried on its own, and
@@ -111,14 +118,13 @@ def proven(
     if not symmetry.spaces:
         return symmetry
     bench = _Bench(model, symmetry, inputs, seed)
-    if all(_row(bench, symmetry, tolerance, None, FREEDOMS).passed for _ in range(DRAWS)):
+    if all(_row(bench, symmetry, tolerance, None, FREEDOMS).passed for _ in range(draws)):
         return symmetry
     removed: dict[str, list[str]] = {}
     for space in symmetry.spaces:
         for freedom in space.freedoms:
             if not _row(bench, symmetry, tolerance, (space.name,), (freedom,)).passed:
                 removed.setdefault(space.name, []).append(freedom)
-    reason = "the proof by evaluation failed, so the analysis missed something (please report the model)"
     rest = symmetry.without(removed, reason)
     if rest.spaces and not _row(bench, rest, tolerance, None, FREEDOMS).passed:
         everything = {space.name: space.freedoms for space in rest.spaces}
