@@ -62,7 +62,9 @@ def containers(model: nn.Module) -> list[Container]:
         held = todo.pop()
         if id(held) not in found:
             found[id(held)] = held
-            todo += [item for item in (held.values() if isinstance(held, dict) else held) if isinstance(item, CONTAINERS)]
+            todo += [
+                item for item in (held.values() if isinstance(held, dict) else held) if isinstance(item, CONTAINERS)
+            ]
     return [held for held in found.values() if not isinstance(held, tuple)]
 
 

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.calling import Inputs
-from onebasin.errors import InputError, TraceError
+from onebasin.errors import InputError, OnebasinError, TraceError
 from onebasin.state import state_of
 from onebasin.symmetry import assemble, exponents, fibres
 from onebasin.symmetry.axes import Atom, Reason, atoms, resolve
 from onebasin.symmetry.blocks import Blocks, Fusions
 from onebasin.symmetry.group import Symmetry
+from onebasin.symmetry.memory import nothing_remembered
 from onebasin.symmetry.rules import rule_for
 from onebasin.symmetry.rules.pointwise import plain
 from onebasin.symmetry.unread import hold
@@ -73,20 +74,25 @@ def discover(
     given = [inputs, *also]
     for example in given:
         check_call(model, example)
-    made = variants(model, inputs) if vary else Variants()
-    shapes = {name: tuple(tensor.shape) for name, tensor in state_of(model).items()}
-    examples, graphs = [*given, *made.others], [trace(model, example) for example in also]
-    # One trace is what discovery costs, so of the example and its wider form only the latter, which hides less, is
-    # traced; at the former the symmetry is proved by evaluation.
-    start = inputs if made.wider is None else made.wider
+    with nothing_remembered(model, inputs) as remembered:
+        made = variants(model, inputs) if vary else Variants()
+        # One trace is what discovery costs, so of the example and its wider form only the latter, which hides less,
+        # is traced; at the former the symmetry is proved by evaluation.
+        graphs = [_traced(model, inputs if made.wider is None else made.wider, inputs)]
+        graphs += [trace(model, example) for example in also]
+        shapes = {name: tuple(tensor.shape) for name, tensor in state_of(model).items()}
+        symmetry = _proven_everywhere(model, graphs, [*given, *made.others], shapes, len(given), seed)
+    return replace(symmetry, unexplained=(*symmetry.unexplained, *made.doubts, *remembered))
+
+
+def _traced(model: nn.Module, inputs: Inputs, otherwise: Inputs) -> Graph:
+    """The trace at one example, or at another where that one cannot be traced."""
     try:
-        graphs.append(trace(model, start))
+        return trace(model, inputs)
     except TraceError:
-        if start is inputs:
+        if inputs is otherwise:
             raise
-        graphs.append(trace(model, inputs))
-    symmetry = _proven_everywhere(model, graphs, examples, shapes, len(given), seed)
-    return replace(symmetry, unexplained=(*symmetry.unexplained, *made.doubts))
+        return trace(model, otherwise)
 
 
 def _proven_everywhere(
@@ -125,7 +131,24 @@ def _proven_everywhere(
 
 
 def analyse(graph: Graph, shapes: dict[str, tuple[int, ...]]) -> Symmetry:
-    """The symmetries of a graph, not yet proved."""
+    """The symmetries of a graph, not yet proved.
+
+    Raises:
+        TraceError: sizes that depend on values of tensors are used in a way that cannot be followed.
+    """
+    try:
+        return _analysed(graph, shapes)
+    except Exception as error:
+        if not graph.open_sizes or isinstance(error, OnebasinError):
+            raise
+        raise TraceError(
+            f"the model runs, but sizes in it depend on values of tensors ({graph.open_sizes}), and what is computed with "
+            "them cannot be followed. Replace what selects entries by torch.where or by a product with the mask, "
+            "or discover the parts of the model separately."
+        ) from error
+
+
+def _analysed(graph: Graph, shapes: dict[str, tuple[int, ...]]) -> Symmetry:
     weave = Weave(graph)
     made: dict[Node, Any] = {}
     for node in graph.nodes:
@@ -177,7 +200,7 @@ def _call(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[st
     name = node.short or node.operation
     operands = _values((arguments, options))
     if name.startswith(SILENT) or (name == node.operation and not operands):
-        return None  # arithmetic on sizes and assertions about them
+        return node.number  # arithmetic on sizes and assertions about them
     random = torch.Tag.nondeterministic_seeded in getattr(node.function, "tags", ())
     if name in POSITIONAL and node.shape is not None:
         return weave.fixed(node.shape, node, Reason("it meets positions", node))

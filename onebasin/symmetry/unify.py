@@ -79,7 +79,9 @@ def unify(left: Term, right: Term, reason: Reason, depth: int = 0) -> Term:
         if isinstance(one, Atom):
             return _bind(one, other)
     if depth > DEEPEST:
-        raise StructureClash(f"more than {DEEPEST} cuts, each inside of the one before, as of neighbours with neighbours")
+        raise StructureClash(
+            f"more than {DEEPEST} cuts, each inside of the one before, as of neighbours with neighbours"
+        )
     return _unify_compounds(left, right, reason, depth + 1)
 
 

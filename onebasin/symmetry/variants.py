@@ -189,7 +189,9 @@ class _Call:
         if isinstance(value, bool):
             values: list[Any] = [not value]
         elif isinstance(value, int):
-            values = [value + step for step in range(1, NUMBERS + 1)] + [value - step for step in (1, 2) if value >= step]
+            values = [value + step for step in range(1, NUMBERS + 1)] + [
+                value - step for step in (1, 2) if value >= step
+            ]
         else:
             values = [1.7 * value + 0.3, 0.6 * value + 0.1]
         for other in values:

@@ -23,6 +23,7 @@ from onebasin.errors import SymmetryError
 from onebasin.state import State, state_of
 from onebasin.symmetry.element import Element
 from onebasin.symmetry.group import Symmetry
+from onebasin.symmetry.memory import nothing_remembered
 from onebasin.symmetry.space import FREEDOMS
 from onebasin.trace import shared_memory
 
@@ -89,13 +90,14 @@ def verify(
         seed: seeds elements, weights and inputs of the experiment.
         tolerance: largest |f(g.w, x) - f(w, x)| relative to the largest |f(w, x)|.
     """
-    bench = _Bench(model, symmetry, inputs, seed)
     rows = []
-    for space in symmetry.spaces:
-        for freedom in space.freedoms if spaces is None or space.name in spaces else ():
-            rows.append(_row(bench, symmetry, tolerance, (space.name,), (freedom,)))
-    if spaces is None:
-        rows.append(_row(bench, symmetry, tolerance, None, FREEDOMS))
+    with nothing_remembered(model, inputs):
+        bench = _Bench(model, symmetry, inputs, seed)
+        for space in symmetry.spaces:
+            for freedom in space.freedoms if spaces is None or space.name in spaces else ():
+                rows.append(_row(bench, symmetry, tolerance, (space.name,), (freedom,)))
+        if spaces is None:
+            rows.append(_row(bench, symmetry, tolerance, None, FREEDOMS))
     return Proof(tuple(rows), tolerance)
 
 
@@ -191,6 +193,8 @@ class _Bench:
         if not tensor.is_floating_point():
             return tensor.detach().clone()
         wide = tensor.detach().double()
+        if wide.layout != torch.strided:
+            return wide  # a sparse matrix is data: which entries it has is no accident
         noise = torch.randn(wide.shape, generator=self.generator, dtype=torch.float64).to(wide.device)
         if positive or (wide.numel() and bool((wide > 0).all())):
             return wide.clamp_min(0.1) * torch.exp(0.3 * noise)
