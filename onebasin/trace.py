@@ -144,7 +144,7 @@ def _check_names(model: nn.Module) -> None:
     odd = sorted(states - parameters - buffers) + sorted(parameters - states)
     if odd:
         raise InputError(
-            f"the state dict of {type(model).__name__} should name its parameters and buffers as named_parameters() does, "
+            f"the state dict of {type(model).__name__} should name parameters and buffers as named_parameters() does, "
             f"but {odd[0]!r} stands in only one of the two ({len(odd)} such names): a state_dict hook renames or drops "
             "tensors. Give a model without the hook (a copy whose _state_dict_hooks are cleared)."
         )
@@ -203,8 +203,7 @@ def _export(model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any
 CAUSES = (
     "Usual causes: control flow or shapes that depend on tensor values (a mixture of experts that sends each token "
     "elsewhere), packed sequences, parts compiled by torch.jit; replace them (torch.where, fixed shapes) or discover "
-    "the parts separately: the symmetry of a submodule is one of the model wherever its inputs and outputs stay as they "
-    "are."
+    "the parts separately: what keeps the function of a submodule keeps that of the model."
 )
 
 

@@ -41,7 +41,7 @@ PARTNERS = {
 # The proof at examples of our own: the given one is proved with more elements.
 BRIEFLY: dict[str, Any] = {
     "draws": 1,
-    "reason": "it holds for the example, but not for the same call with other sizes or numbers, tried as a second example",
+    "reason": "it holds for the example given, but not for the same call with other sizes or numbers",
 }
 SILENT = ("_assert", "sym_size", "sym_constrain", "_operator")
 
@@ -142,8 +142,8 @@ def analyse(graph: Graph, shapes: dict[str, tuple[int, ...]]) -> Symmetry:
         if not graph.open_sizes or isinstance(error, OnebasinError):
             raise
         raise TraceError(
-            f"the model runs, but sizes in it depend on values of tensors ({graph.open_sizes}), and what is computed with "
-            "them cannot be followed. Replace what selects entries by torch.where or by a product with the mask, "
+            f"the model runs, but sizes in it depend on values of tensors ({graph.open_sizes}), and what is computed "
+            "with them cannot be followed. Replace what selects entries by torch.where or by a product with the mask, "
             "or discover the parts of the model separately."
         ) from error
 

@@ -38,8 +38,8 @@ def nothing_remembered(model: nn.Module, inputs: Inputs) -> Iterator[tuple[str, 
         for path, names in _derived(model, inputs):
             found.setdefault(path, []).extend(names)
         yield tuple(
-            f"{path or 'the model'}: {', '.join(names)} is computed from weights and kept between calls; the symmetry is "
-            "that of the model that computes it anew, so after other weights are loaded it must be dropped "
+            f"{path or 'the model'}: {', '.join(names)} is computed from weights and kept between calls; the symmetry "
+            "is that of the model that computes it anew, so after other weights are loaded it must be dropped "
             "(model.train() and then model.eval(), or a fresh model)"
             for path, names in found.items()
         )

@@ -23,7 +23,6 @@ from onebasin.symmetry.axes import (
     rigidify,
 )
 
-
 DEEPEST = 128  # cuts inside of cuts; each takes three frames of Python's stack, which has a thousand
 
 

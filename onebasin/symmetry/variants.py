@@ -131,7 +131,7 @@ class _Call:
         return made
 
     def resized(self, sizes: Mapping[Axis, int], groups: list[list[Axis]]) -> dict[Axis, int]:
-        """`sizes` and, group by group, the first other size at which the model runs with all that was changed before."""
+        """`sizes` and, group by group, the first other size at which the model runs."""
         chosen = dict(sizes)
         tried: set[tuple[Axis, ...]] = set()
         for number, group in enumerate(groups):
@@ -169,7 +169,7 @@ class _Call:
                 return None
 
     def stuck(self, wide: Mapping[Axis, int]) -> Iterator[str]:
-        """Sentences about axes of size 1 that cannot be varied, unless weights of that size say that 1 is all there is."""
+        """Sentences about axes of size 1 that cannot be varied, unless it is a weight that does not fit."""
         for (number, axis), size in self.axes.items():
             if size != 1 or (number, axis) in wide:
                 continue
@@ -177,9 +177,9 @@ class _Call:
             if self.runs(self.at({(number, axis): 2}), operands) is None and not operands.weights:
                 assert self.error is not None
                 yield (
-                    f"input {self.name(number)} has size 1 along axis {axis}, and a size of 1 proves nothing about larger "
-                    f"ones; the model was tried there and does not run ({first_line(self.error)}): give a larger example, "
-                    "or further ones as also=[...]"
+                    f"input {self.name(number)} has size 1 along axis {axis}, and size 1 proves nothing about others; "
+                    f"the model does not run at those that were tried ({first_line(self.error)}): give a larger "
+                    "example, or further ones as also=[...]"
                 )
 
     def renumbered(self, number: int) -> Iterator[Inputs]:
@@ -202,7 +202,7 @@ class _Call:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    """Whether two results have the same form: another one, with hidden states beside the output, is another question."""
+    """Whether two results have one form: an output with hidden states beside it is the answer to another question."""
     if one is None or other is None or tree_structure(one) != tree_structure(other):
         return False
     shapes = [[x.shape if isinstance(x, Tensor) else type(x) for x in tree_leaves(result)] for result in (one, other)]
