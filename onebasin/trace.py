@@ -8,6 +8,7 @@ were.
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import operator
 import os
@@ -191,7 +192,8 @@ def _export(model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any
     for strict, table in ((False, None), (False, patched), (True, patched)):
         try:
             shell = _Shell(model, kept=not strict)
-            return torch.export.export(shell, arguments, options, strict=strict).run_decompositions(table)
+            with contextlib.redirect_stderr(io.StringIO()):  # of a trace that fails all of it is printed
+                return torch.export.export(shell, arguments, options, strict=strict).run_decompositions(table)
         except Exception as error:  # torch.export raises many kinds, none of them documented
             failures.append(error)
     raise TraceError(

@@ -130,16 +130,15 @@ class Turned(nn.Module):
 
 
 class ViewedBatch(nn.Module):
-    """`view` in place of a transpose: with a batch of one it is one, with two it exchanges examples and steps."""
+    """`view` in place of a transpose: with a batch of one it is one, with two it mixes examples and units."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.mix, self.head = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.stem, self.mix, self.head = nn.Linear(3, 4), nn.Linear(4, 4, bias=False), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, steps = x.shape[:2]
-        swapped = F.relu(self.stem(x)).transpose(1, 2).reshape(steps, batch, 4)
-        return self.head(F.relu(self.mix(swapped)))
+        columns = F.relu(self.stem(x)).view(4, -1)
+        return self.head(F.relu(self.mix.weight @ columns).T)
 
 
 class OnePatch(nn.Module):
