@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -44,12 +45,59 @@ def global_seed(seed: int) -> Iterator[None]:
         yield
 
 
+Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
+CONTAINERS = (dict, list, set, deque, tuple)
+HOOKS = frozenset(name for name in vars(nn.Module()) if name.endswith(("_hooks", "_with_kwargs", "_always_called")))
+
+
+def containers(model: nn.Module) -> list[Container]:
+    """The attributes of every module, as the dict that holds them, and all dicts, lists and sets inside of these."""
+    found: dict[int, Any] = {}
+    todo: list[Any] = []
+    for module in model.modules():
+        held = vars(module)
+        found[id(held)] = held
+        todo += [item for name, item in held.items() if isinstance(item, CONTAINERS) and name not in HOOKS]
+    while todo:
+        held = todo.pop()
+        if id(held) not in found:
+            found[id(held)] = held
+            todo += [
+                item for item in (held.values() if isinstance(held, dict) else held) if isinstance(item, CONTAINERS)
+            ]
+    return [held for held in found.values() if not isinstance(held, tuple)]
+
+
+@contextlib.contextmanager
+def attributes_kept(model: nn.Module, held: list[Container] | None = None) -> Iterator[None]:
+    """On exit all attributes of all modules, and what their dicts, lists and sets hold, are the objects they were.
+
+    `held` is `containers(model)`, for who has it already.
+    """
+    held = containers(model) if held is None else held
+    before: list[Any] = [dict(each) if isinstance(each, dict) else list(each) for each in held]
+    try:
+        yield
+    finally:
+        for each, content in zip(held, before, strict=True):
+            _put_back(each, content)
+
+
+def _put_back(held: Any, content: Any) -> None:
+    keyed = isinstance(held, dict)
+    if keyed and len(held) == len(content):
+        pairs = zip(held.items(), content.items(), strict=True)
+        same = all(key == other and item is old for (key, item), (other, old) in pairs)
+    else:
+        same = len(held) == len(content) and all(item is old for item, old in zip(held, content, strict=True))
+    if not same:
+        held.clear()
+        held.update(content) if keyed or isinstance(held, set) else held.extend(content)
+
+
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put every submodule into evaluation mode; on exit all attributes of all modules are the objects they were before.
-
-    See `left_as_it_was`.
-    """
+    """Put every submodule into evaluation mode; on exit the model is as it was, see `left_as_it_was`."""
     with left_as_it_was(model):
         for module in model.modules():
             vars(module)["training"] = False
@@ -58,7 +106,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def training_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into training mode; on exit all is as before, running statistics too.
+    """Put a model into training mode; on exit it is as it was, running statistics too.
 
     A model that is in training mode already keeps the flag of every submodule: parts may be held in evaluation mode
     on purpose, as frozen batch norms are.
@@ -72,27 +120,26 @@ def training_mode(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """On exit all attributes of all modules are the objects they were before, and all buffers hold what they held.
+    """On exit the model is as it was, with all that it remembers.
 
     Flags of the mode are set directly: a `train()` override may do more than flip a flag, and must not run. Attributes
-    are restored one by one because torch.export puts back equal tuples and lists instead of the same ones.
+    are restored one by one because torch.export puts back equal tuples and lists instead of the same ones; the values
+    of buffers and other tensors that are no parameters, because a forward pass may count steps or average.
     """
-    before = [(module, dict(vars(module))) for module in model.modules()]
-    members: list[tuple[dict[str, Any], dict[str, Any]]] = [
-        (held, dict(held)) for module, _ in before for held in (module._parameters, module._buffers, module._modules)
-    ]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]  # a forward pass may count steps or average
-    try:
-        yield
-    finally:
-        for module, attributes in before:
-            vars(module).clear()
-            vars(module).update(attributes)
-        for held, content in members:
-            if [(k, id(v)) for k, v in held.items()] != [(k, id(v)) for k, v in content.items()]:
-                held.clear()
-                held.update(content)
-        with torch.no_grad():
-            for buffer, value in buffers:
-                if not torch.equal(buffer, value):
-                    buffer.copy_(value)
+    held = containers(model)
+    with attributes_kept(model, held):
+        values = [(tensor, tensor.detach().clone()) for tensor in _unregistered(held)]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, value in values:
+                    if not torch.equal(tensor, value):
+                        tensor.copy_(value)
+
+
+def _unregistered(held: list[Container]) -> list[Tensor]:
+    """Tensors that are no parameters: buffers and plain attributes. Only dense ones are written to in place."""
+    items = (item for each in held for item in (each.values() if isinstance(each, dict) else each))
+    tensors = {id(item): item for item in items if isinstance(item, Tensor) and not isinstance(item, nn.Parameter)}
+    return [tensor for tensor in tensors.values() if tensor.layout == torch.strided and not tensor.is_meta]

@@ -7,8 +7,13 @@ were.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import operator
+import os
+import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.calling import Inputs, call_arguments, evaluation_mode
-from onebasin.errors import InputError, TraceError
+from onebasin.calling import Inputs, attributes_kept, call_arguments, evaluation_mode
+from onebasin.errors import InputError, TraceError, first_line
 
 
 @dataclass(eq=False)
@@ -26,7 +31,8 @@ class Node:
     """One step of the traced function: a weight, an input, a constant, an operation or the output.
 
     `kind` is "state", "input", "constant", "call" or "output"; `arguments` and `options` may hold other nodes at any
-    depth. `shape` is None for what is not one tensor (an operation with several results, a number).
+    depth. `shape` is None for what is not one tensor (an operation with several results, a number); `number` is the
+    value of a whole number, such as a size.
     """
 
     name: str
@@ -40,6 +46,7 @@ class Node:
     state_name: str = ""
     buffer: bool = False
     constant: Tensor | None = None
+    number: int | None = None
     module: str = ""
     users: list[Node] = field(default_factory=list)
 
@@ -62,12 +69,14 @@ class Graph:
     """A traced function: its nodes in an order of execution, and the state tensors that share memory.
 
     `shared` maps each state name to the name that stands for it (tied weights have one);
-    `entangled` names tensors that overlap in memory without being the same tensor.
+    `entangled` names tensors that overlap in memory without being the same tensor; `open_sizes` says where a size
+    depends on values of tensors ("" if none does).
     """
 
     nodes: tuple[Node, ...]
     shared: dict[str, str]
     entangled: frozenset[str]
+    open_sizes: str = ""
 
     def batch_norm_statistics(self) -> set[str]:
         """Names of the buffers that a batch norm in evaluation form reads as its mean or its variance."""
@@ -87,6 +96,36 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
         InputError: `inputs` is none of these, or the model cannot be called with them.
         TraceError: the model runs, but cannot be turned into a graph.
     """
+    check_call(model, inputs)
+    arguments, options = call_arguments(inputs)
+    with _undisturbed(model):
+        program = _export(model, arguments, options)
+    shared, entangled = shared_memory(model)
+    sizes = _Sizes()
+    return Graph(tuple(_nodes(program, sizes)), shared, entangled, sizes.where)
+
+
+def joined(graphs: Sequence[Graph]) -> Graph:
+    """Several traces of one model as one graph with several outputs: what keeps all of them keeps each."""
+    where = next((graph.open_sizes for graph in graphs if graph.open_sizes), "")
+    nodes = tuple(node for graph in graphs for node in graph.nodes)
+    return Graph(nodes, graphs[0].shared, graphs[0].entangled, where)
+
+
+@contextlib.contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """A forward pass may draw random numbers, and export warns about its own internals, not about the user's model."""
+    with evaluation_mode(model), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def check_call(model: nn.Module, inputs: Inputs) -> None:
+    """Call the model once.
+
+    Raises:
+        InputError: the model is no module, or it cannot be called with `inputs`.
+    """
     if not isinstance(model, nn.Module):
         raise InputError(
             f"the model must be a torch.nn.Module, found {type(model).__name__}; wrap functions in a module."
@@ -100,19 +139,11 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
                 f"expected dense parameters, found {name} stored as {found}: store it with to_dense(), and the places "
                 "that stay zero as a mask in a buffer."
             )
+    _check_names(model)
     arguments, options = call_arguments(inputs)
-    # A forward pass may draw random numbers, and export warns about its own internals, not about the user's model.
-    with evaluation_mode(model), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        _check_call(model, arguments, options)
-        program = _export(model, arguments, options)
-    shared, entangled = shared_memory(model)
-    return Graph(tuple(_nodes(program)), shared, entangled)
-
-
-def _check_call(model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     try:
-        model(*arguments, **options)
+        with _undisturbed(model):
+            model(*arguments, **options)
     except Exception as error:
         given = ", ".join(
             [_describe(value) for value in arguments] + [f"{k}={_describe(v)}" for k, v in options.items()]
@@ -123,27 +154,125 @@ def _check_call(model: nn.Module, arguments: tuple[Any, ...], options: dict[str,
         ) from error
 
 
+def _check_names(model: nn.Module) -> None:
+    """Refuse a model whose state dict has other names than its tensors: nobody could say what a name stands for."""
+    states = {name for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
+    odd = sorted(states - parameters - buffers) + sorted(parameters - states)
+    if odd:
+        raise InputError(
+            f"the state dict of {type(model).__name__} should name parameters and buffers as named_parameters() does, "
+            f"but {odd[0]!r} stands in only one of the two ({len(odd)} such names): a state_dict hook renames or drops "
+            "tensors. Give a model without the hook (a copy whose _state_dict_hooks are cleared)."
+        )
+
+
 def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')}[{'x'.join(map(str, value.shape))}]"
     return type(value).__name__
 
 
+class _Shell(nn.Module):
+    """The model as the only submodule of another: a graph has attributes called `code` and `graph` of its own.
+
+    With `kept`, attributes that the forward pass sets are put back at its end: torch.export refuses to lose them.
+    """
+
+    def __init__(self, model: nn.Module, kept: bool) -> None:
+        super().__init__()
+        self.model, self.kept = model, kept
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        """Call the model."""
+        if not self.kept:
+            return self.model(*arguments, **options)
+        with attributes_kept(self.model):
+            return self.model(*arguments, **options)
+
+
+def _unwrapped(name: str) -> str:
+    """A name inside of the shell as the model knows it.
+
+    >>> _unwrapped("model.fc.weight"), _unwrapped("model")
+    ('fc.weight', '')
+    """
+    return name.removeprefix("model").removeprefix(".")
+
+
 def _export(model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Export and decompose; fall back to views that may copy, then to a strict export."""
-    reasons = []
+    failures: list[Exception] = []
     patched = torch.export.default_decompositions()
     patched[torch.ops.aten.view.default] = _view
     for strict, table in ((False, None), (False, patched), (True, patched)):
         try:
-            return torch.export.export(model, arguments, options, strict=strict).run_decompositions(table)
+            shell = _Shell(model, kept=not strict)
+            with contextlib.redirect_stderr(io.StringIO()):  # of a trace that fails all of it is printed
+                return torch.export.export(shell, arguments, options, strict=strict).run_decompositions(table)
         except Exception as error:  # torch.export raises many kinds, none of them documented
-            reasons.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+            failures.append(error)
     raise TraceError(
-        f"{type(model).__name__} runs but could not be traced by torch.export ({reasons[0]}). Usual causes: control "
-        "flow or shapes that depend on tensor values; replace them (torch.where, fixed shapes) or discover the "
-        "parts separately."
+        f"{type(model).__name__} runs but could not be traced by torch.export ({_brief(failures[0])})"
+        f"{_line_of(failures[0], model)}. {CAUSES}"
     )
+
+
+CAUSES = (
+    "Usual causes: control flow or shapes that depend on tensor values (a mixture of experts that sends each token "
+    "elsewhere), packed sequences, parts compiled by torch.jit; replace them (torch.where, fixed shapes) or discover "
+    "the parts separately: what keeps the function of a submodule keeps that of the model."
+)
+
+
+def _brief(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)}" if str(error) else type(error).__name__
+
+
+def _line_of(error: BaseException, model: nn.Module) -> str:
+    """Where in the model's own code an error arose: the innermost line of a file that defines one of its modules."""
+    files = {
+        sys.modules[type(module).__module__].__file__: type(module).__name__
+        for module in model.modules()
+        if hasattr(sys.modules.get(type(module).__module__), "__file__")
+    }
+    ours = {file: name for file, name in files.items() if file and f"{os.sep}torch{os.sep}" not in file}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in ours]
+    return f" at {frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line}" if frames else ""
+
+
+class _Sizes:
+    """Sizes as plain numbers.
+
+    A size that depends on values of tensors (how many rows a mask keeps) has none while a model is traced. It stands
+    for any number, and gets a prime that is no size of anything else: an axis of that size is addressed by position,
+    so that no symmetry moves it, whatever its size is.
+    """
+
+    def __init__(self) -> None:
+        self.chosen: dict[Any, int] = {}
+        self.where = ""
+
+    def __call__(self, size: Any, source: Any) -> int:
+        if not isinstance(size, torch.SymInt):
+            return int(size)
+        expression = size.node.expr
+        for symbol in sorted(expression.free_symbols, key=str):
+            if symbol not in self.chosen:
+                self.chosen[symbol] = PRIMES[len(self.chosen) % len(PRIMES)]
+                self.where = self.where or f"{source.target}{_source_line(source)}"
+        return max(int(expression.subs(self.chosen)), 0)
+
+
+PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157)
+
+
+def _source_line(source: Any) -> str:
+    """The user's line behind a node of the graph."""
+    lines = [line.strip() for line in str(source.meta.get("stack_trace") or "").splitlines() if line.strip()]
+    places = [number for number, line in enumerate(lines) if line.startswith("File ")]
+    return f" at {' '.join(lines[places[-1] : places[-1] + 2])}" if places else ""
 
 
 def _view(x: Tensor, size: list[int]) -> Any:
@@ -173,7 +302,7 @@ def _viewable(shape: Sequence[int], stride: Sequence[int], size: Sequence[int]) 
     return True
 
 
-def _nodes(program: Any) -> Iterator[Node]:
+def _nodes(program: Any, sizes: _Sizes) -> Iterator[Node]:
     """Turn an exported program into our own nodes, weights and inputs first."""
     signature = program.graph_signature
     states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
@@ -183,7 +312,9 @@ def _nodes(program: Any) -> Iterator[Node]:
         node = Node(source.name, "call", module=_module_path(source))
         value = source.meta.get("val")
         if isinstance(value, Tensor):
-            node.shape, node.dtype = tuple(int(n) for n in value.shape), value.dtype
+            node.shape, node.dtype = tuple(sizes(n, source) for n in value.shape), value.dtype
+        elif isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
+            node.number = sizes(value, source)
         if source.op == "placeholder":
             _placeholder(node, source.name, states, constants, program)
         elif source.op == "output":
@@ -202,7 +333,7 @@ def _nodes(program: Any) -> Iterator[Node]:
 
 def _placeholder(node: Node, name: str, states: dict[str, str], constants: dict[str, str], program: Any) -> None:
     if name in states:
-        node.kind, node.state_name = "state", states[name]
+        node.kind, node.state_name = "state", _unwrapped(states[name])
         node.buffer = name in program.graph_signature.inputs_to_buffers
         if states[name] not in program.state_dict:  # a buffer with persistent=False is no part of a State
             node.kind, node.state_name, node.constant = "constant", "", program.constants[states[name]].detach()
@@ -214,7 +345,7 @@ def _placeholder(node: Node, name: str, states: dict[str, str], constants: dict[
 
 def _module_path(source: Any) -> str:
     stack = source.meta.get("nn_module_stack") or {}
-    return str(list(stack.values())[-1][0]) if stack else ""
+    return _unwrapped(str(list(stack.values())[-1][0])) if stack else ""
 
 
 def _swap(value: Any, made: dict[Any, Node]) -> Any:
@@ -240,7 +371,7 @@ def shared_memory(model: nn.Module) -> tuple[dict[str, str], frozenset[str]]:
     shared: dict[str, str] = {}
     spans: dict[int, list[tuple[int, int, str]]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, Tensor) or tensor.numel() == 0 or tensor.is_meta:
+        if not isinstance(tensor, Tensor) or tensor.numel() == 0 or tensor.is_meta or tensor.layout != torch.strided:
             shared[name] = name
             continue
         start, size = tensor.data_ptr(), tensor.element_size()

@@ -136,10 +136,20 @@ def resized(term: Uniform | Fixed, size: int) -> Uniform | Fixed:
 
 
 def concat(pieces: list[Term] | tuple[Term, ...]) -> Term:
-    """Concatenation of terms, flattened."""
+    """Concatenation of terms, flattened.
+
+    A loop, not a recursion: an axis that is cut unit by unit is bound to a unit and the rest, a thousand times deep.
+    """
     flat: list[Term] = []
-    for piece in map(resolve, pieces):
-        flat.extend(piece.pieces if isinstance(piece, Concat) else [piece])
+    todo = list(reversed(pieces))
+    while todo:
+        piece = _followed(todo.pop())
+        if isinstance(piece, Product):
+            piece = product(piece.factors)
+        if isinstance(piece, Concat):
+            todo.extend(reversed(piece.pieces))
+        else:
+            flat.append(piece)
     flat = [piece for piece in flat if piece.size > 0] or flat[:1]
     if len(flat) == 1:
         return flat[0]
@@ -148,15 +158,22 @@ def concat(pieces: list[Term] | tuple[Term, ...]) -> Term:
     return Concat(tuple(flat))
 
 
-def resolve(term: Term) -> Term:
-    """Replace bound atoms by what they are bound to, all the way down."""
+def _followed(term: Term) -> Term:
     while isinstance(term, Atom) and term.bound is not None:
         term = term.bound
-    if isinstance(term, Product):
-        return product(term.factors)
-    if isinstance(term, Concat):
-        return concat(term.pieces)
     return term
+
+
+def resolve(term: Term) -> Term:
+    """Replace bound atoms by what they are bound to, all the way down."""
+    found = _followed(term)
+    if isinstance(found, Product):
+        found = product(found.factors)
+    elif isinstance(found, Concat):
+        found = concat(found.pieces)
+    if isinstance(term, Atom) and found is not term:
+        term.bound = found  # the way is gone only once
+    return found
 
 
 def atoms(term: Term) -> list[Atom]:

@@ -6,13 +6,16 @@ rigid.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from onebasin.calling import Inputs
+from onebasin.errors import InputError, OnebasinError, TraceError
 from onebasin.state import state_of
 from onebasin.symmetry import assemble, exponents, fibres
 from onebasin.symmetry.axes import Atom, Reason, atoms, resolve
@@ -20,12 +23,14 @@ from onebasin.symmetry.blocks import Blocks, Fusions
 from onebasin.symmetry.companions import UNREAD, Companions, with_companions
 from onebasin.symmetry.constants import constants, uniform_axes
 from onebasin.symmetry.group import Symmetry
+from onebasin.symmetry.memory import nothing_remembered
 from onebasin.symmetry.rules import rule_for
 from onebasin.symmetry.rules.pointwise import plain
 from onebasin.symmetry.unread import hold
+from onebasin.symmetry.variants import Variants, variants
 from onebasin.symmetry.verify import Training, proven
 from onebasin.symmetry.weave import Value, Weave
-from onebasin.trace import Graph, Node, trace
+from onebasin.trace import Graph, Node, check_call, joined, trace
 
 SHAPE_ONLY = {"full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 # Positions must not be mistaken for values: at position 0 a sine is zero and a cosine is one for every frequency.
@@ -35,6 +40,11 @@ PARTNERS = {
     "mul": (0, 1), "mm": (0, 1), "bmm": (0, 1), "mv": (0, 1), "dot": (0, 1), "linear": (0, 1), "convolution": (0, 1),
     "addmm": (1, 2), "baddbmm": (1, 2), "addmv": (1, 2),
 }  # fmt: skip
+# The proof at examples of our own: the given one is proved with more elements.
+BRIEFLY: dict[str, Any] = {
+    "draws": 1,
+    "reason": "it holds for the example given, but not for the same call with other sizes or numbers",
+}
 SILENT = ("_assert", "sym_size", "sym_constrain", "_operator")
 
 
@@ -42,6 +52,8 @@ def discover(
     model: nn.Module,
     inputs: Inputs,
     *,
+    also: Sequence[Inputs] = (),
+    vary: bool = True,
     training: Training = None,
     frozen: Iterable[str] | None = None,
     companions: Companions | None = None,
@@ -49,11 +61,16 @@ def discover(
 ) -> Symmetry:
     """Find the symmetries of `model` and prove them by evaluation in float64.
 
+    One example hides what others show: with one time step a recurrent weight meets only zeros, a number may choose a
+    branch. So the call is tried at other sizes (batch, length, image) and other values of Python numbers, and where
+    the model runs, the symmetry must hold there as well: what fails at one of these examples is analysed there, too.
+
     Args:
         model: any module; it is traced in evaluation mode and left as it was.
         inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs: one small example of a real call.
-            Recurrent
-            models need at least two time steps, or their recurrent weights have no effect to be analysed.
+        also: further examples of calls, each like `inputs`: the symmetry holds for all of them. For models that are
+            called in several ways (tasks, optional inputs), or that run only at sizes nobody would guess.
+        vary: whether further examples are made out of `inputs`.
         training: what is wanted are the symmetries of the function that was trained, so the proof also covers training
             mode, and what holds in evaluation mode only is removed and reported. None tries training mode with the
             same inputs and says so in `unexplained` if the model refuses that; inputs of a training call, where they
@@ -68,26 +85,107 @@ def discover(
         seed: seeds the random elements of the proof.
 
     Returns:
-        The symmetry. What fails the proof is removed and reported in `unexplained`.
+        The symmetry. What fails the proof is removed and reported in `unexplained`, as are axes of size 1 and numbers
+        that may hide something and could not be varied.
 
     >>> net = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     >>> [(space.size, space.freedoms) for space in discover(net, torch.zeros(1, 3)).spaces]
     [(5, ('permutation', 'scale'))]
     """
-    graph = trace(model, inputs)
-    shapes = {name: tuple(tensor.shape) for name, tensor in state_of(model).items()}
-    trained = inputs if training is None or isinstance(training, bool) else training
-    symmetry = analyse(graph, shapes, constants(model, graph, trained, frozen))
-    parameters = [name for name, _ in model.named_parameters() if name in shapes and name not in symmetry.frozen]
-    symmetry = with_companions(symmetry, companions, parameters)
-    return proven(model, symmetry, inputs, training=training, seed=seed)
+    given = [inputs, *also]
+    for example in given:
+        check_call(model, example)
+    with nothing_remembered(model, inputs) as remembered:
+        made = variants(model, inputs) if vary else Variants()
+        # One trace is what discovery costs, so of the example and its wider form only the latter, which hides less,
+        # is traced; at the former the symmetry is proved by evaluation.
+        graphs = [_traced(model, inputs if made.wider is None else made.wider, inputs)]
+        graphs += [trace(model, example) for example in also]
+        shapes = {name: tuple(tensor.shape) for name, tensor in state_of(model).items()}
+        trained = inputs if training is None or isinstance(training, bool) else training
+
+        parameters = [name for name, _ in model.named_parameters() if name in shapes]
+
+        def analysed(graphs: Sequence[Graph]) -> Symmetry:
+            graph = joined(graphs)
+            symmetry = analyse(graph, shapes, constants(model, graph, trained, frozen))
+            return with_companions(symmetry, companions, [name for name in parameters if name not in symmetry.frozen])
+
+        def proved(symmetry: Symmetry, example: Inputs, own: bool) -> Symmetry:
+            options = {"training": False, **BRIEFLY} if own else {"training": training}
+            return proven(model, symmetry, example, seed=seed, **options)
+
+        symmetry = _proven_everywhere(model, graphs, [*given, *made.others], len(given), analysed, proved)
+    said = dict.fromkeys((*symmetry.unexplained, *made.doubts, *remembered))
+    return replace(symmetry, unexplained=tuple(said))
+
+
+def _traced(model: nn.Module, inputs: Inputs, otherwise: Inputs) -> Graph:
+    """The trace at one example, or at another where that one cannot be traced."""
+    try:
+        return trace(model, inputs)
+    except TraceError:
+        if inputs is otherwise:
+            raise
+        return trace(model, otherwise)
+
+
+def _proven_everywhere(
+    model: nn.Module,
+    graphs: list[Graph],
+    examples: Sequence[Inputs],
+    given: int,
+    analysed: Callable[[Sequence[Graph]], Symmetry],
+    proved: Callable[[Symmetry, Inputs, bool], Symmetry],
+) -> Symmetry:
+    """The symmetry of several traces together that holds at all examples, the first `given` of them the user's.
+
+    Where it fails the analysis has not seen what is computed at that example: it is traced, too, and the analysis of
+    all traces together starts again. Only what fails after that is removed.
+    """
+    traced: set[int] = set()
+    symmetry = analysed(graphs)
+    number = 0
+    while number < len(examples):
+        example, own = examples[number], number >= given
+        try:
+            kept = proved(symmetry, example, own)
+        except Exception:
+            if not own:
+                raise
+            kept = symmetry  # an example of our own at which the proof cannot be evaluated
+        number += 1
+        if kept.spaces is not symmetry.spaces and number not in traced:
+            traced.add(number)
+            with contextlib.suppress(TraceError, InputError):
+                graphs = [*graphs, trace(model, example)]
+                symmetry, number = analysed(graphs), 0
+                continue
+        symmetry = kept
+    return symmetry
 
 
 def analyse(
     graph: Graph, shapes: dict[str, tuple[int, ...]], constants: Mapping[str, Tensor] | None = None
 ) -> Symmetry:
-    """The symmetries of a graph that leave `constants`, tensors of the state by name, as they are; not yet proved."""
-    constants = constants or {}
+    """The symmetries of a graph that leave `constants`, tensors of the state by name, as they are; not yet proved.
+
+    Raises:
+        TraceError: sizes that depend on values of tensors are used in a way that cannot be followed.
+    """
+    try:
+        return _analysed(graph, shapes, constants or {})
+    except Exception as error:
+        if not graph.open_sizes or isinstance(error, OnebasinError):
+            raise
+        raise TraceError(
+            f"the model runs, but sizes in it depend on values of tensors ({graph.open_sizes}), and what is computed "
+            "with them cannot be followed. Replace what selects entries by torch.where or by a product with the mask, "
+            "or discover the parts of the model separately."
+        ) from error
+
+
+def _analysed(graph: Graph, shapes: dict[str, tuple[int, ...]], constants: Mapping[str, Tensor]) -> Symmetry:
     weave = Weave(graph, constants)
     made: dict[Node, Any] = {}
     for node in graph.nodes:
@@ -145,7 +243,7 @@ def _call(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[st
     name = node.short or node.operation
     operands = _values((arguments, options))
     if name.startswith(SILENT) or (name == node.operation and not operands):
-        return None  # arithmetic on sizes and assertions about them
+        return node.number  # arithmetic on sizes and assertions about them
     random = torch.Tag.nondeterministic_seeded in getattr(node.function, "tags", ())
     if name in POSITIONAL and node.shape is not None:
         return weave.fixed(node.shape, node, Reason("it meets positions", node))

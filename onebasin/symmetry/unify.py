@@ -23,6 +23,8 @@ from onebasin.symmetry.axes import (
     rigidify,
 )
 
+DEEPEST = 128  # cuts inside of cuts; each takes three frames of Python's stack, which has a thousand
+
 
 class StructureClash(Exception):  # noqa: N818 - not an error of the user's, but an outcome that rules deal with
     """Two descriptions of one axis have no common refinement."""
@@ -52,10 +54,10 @@ def _instantiate(term: Term, rigid: Reason | None) -> Term:
     return term
 
 
-def unify(left: Term, right: Term, reason: Reason) -> Term:
+def unify(left: Term, right: Term, reason: Reason, depth: int = 0) -> Term:
     """Say that two axes are walked in step; return the finest common description.
 
-    `reason` explains why units end up rigid if one side is fixed.
+    `reason` explains why units end up rigid if one side is fixed; `depth` counts cuts inside of cuts.
 
     Raises:
         StructureClash: there is no common refinement; nothing sound can be said.
@@ -75,14 +77,18 @@ def unify(left: Term, right: Term, reason: Reason) -> Term:
     for one, other in ((left, right), (right, left)):
         if isinstance(one, Atom):
             return _bind(one, other)
-    return _unify_compounds(left, right, reason)
+    if depth > DEEPEST:
+        raise StructureClash(
+            f"more than {DEEPEST} cuts, each inside of the one before, as of neighbours with neighbours"
+        )
+    return _unify_compounds(left, right, reason, depth + 1)
 
 
-def _unify_compounds(left: Term, right: Term, reason: Reason) -> Term:
+def _unify_compounds(left: Term, right: Term, reason: Reason, depth: int) -> Term:
     if isinstance(left, Concat) and isinstance(right, Concat):
-        return _unify_concats(left, right, reason)
+        return _unify_concats(left, right, reason, depth)
     if isinstance(left, Product) and isinstance(right, Product):
-        return _unify_products(left, right, reason)
+        return _unify_products(left, right, reason, depth)
     concatenated, flattened = (left, right) if isinstance(left, Concat) else (right, left)
     if not (isinstance(concatenated, Concat) and isinstance(flattened, Product)):
         raise StructureClash(f"{left} and {right}")
@@ -90,11 +96,11 @@ def _unify_compounds(left: Term, right: Term, reason: Reason) -> Term:
     rest: Term = flattened
     for piece in concatenated.pieces[:-1]:
         head, rest = split_at(rest, piece.size)
-        pieces.append(unify(piece, head, reason))
-    return concat([*pieces, unify(concatenated.pieces[-1], rest, reason)])
+        pieces.append(unify(piece, head, reason, depth))
+    return concat([*pieces, unify(concatenated.pieces[-1], rest, reason, depth)])
 
 
-def _unify_concats(left: Concat, right: Concat, reason: Reason) -> Term:
+def _unify_concats(left: Concat, right: Concat, reason: Reason, depth: int) -> Term:
     pieces: list[Term] = []
     rest_left, rest_right = list(left.pieces), list(right.pieces)
     while rest_left and rest_right:
@@ -105,11 +111,11 @@ def _unify_concats(left: Concat, right: Concat, reason: Reason) -> Term:
         elif other.size > one.size:
             other, tail = split_at(other, one.size)
             rest_right.insert(0, tail)
-        pieces.append(unify(one, other, reason))
+        pieces.append(unify(one, other, reason, depth))
     return concat(pieces)
 
 
-def _unify_products(left: Product, right: Product, reason: Reason) -> Term:
+def _unify_products(left: Product, right: Product, reason: Reason, depth: int) -> Term:
     """Refine from the fastest-moving factor outwards: (4, 3) and (2, 6) meet in (2, 2, 3)."""
     factors: list[Term] = []
     rest_left, rest_right = list(left.factors), list(right.factors)
@@ -121,7 +127,7 @@ def _unify_products(left: Product, right: Product, reason: Reason) -> Term:
         elif other.size > one.size:
             head, other = split_off(other, one.size)
             rest_right.append(head)
-        factors.insert(0, unify(one, other, reason))
+        factors.insert(0, unify(one, other, reason, depth))
     for term in rest_left + rest_right:  # what is left can only be of size one
         factors.insert(0, term)
     return product(factors)

@@ -8,6 +8,7 @@ from .attention import ATTENTION
 from .convolution import CONVOLUTION
 from .dense import DENSE
 from .expect import Case, Expected
+from .hidden import HIDDEN, HIDING
 from .hub import HUB
 from .hub_vision import HUB_VISION
 from .mixed import MIXED
@@ -18,7 +19,7 @@ from .tied import TIED
 from .wiring import WIRING
 
 ALL: tuple[Case, ...] = (
-    *(*DENSE, *TIED, *CONVOLUTION, *WIRING, *RESIDUAL, *RECURRENT),
+    *(*DENSE, *TIED, *CONVOLUTION, *WIRING, *RESIDUAL, *RECURRENT, *HIDDEN),
     *(*ATTENTION, *MIXED, *HUB, *HUB_VISION, *PRETRAINED),
 )
 
@@ -37,4 +38,4 @@ def missing(case: Case) -> str:
     return ""
 
 
-__all__ = ["BATTERY", "GAPS", "Case", "Expected", "missing"]
+__all__ = ["BATTERY", "GAPS", "HIDING", "Case", "Expected", "missing"]

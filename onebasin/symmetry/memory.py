@@ -1,0 +1,178 @@
+"""What a model remembers between calls: tensors that one call computes and the next one reads.
+
+Some models keep a table that they derive from a parameter, in a dict at the first call in evaluation mode or in an
+attribute that `train(False)` sets. Moving the parameter does not move the table, so as long as it is kept, the model
+computes with the table of other weights. Here such tables are found and, for a while, computed anew in every call:
+the function that is analysed and proved is that of the weights alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.calling import Inputs, attributes_kept, call_arguments, evaluation_mode
+
+Kept = dict[str, list[Tensor]]  # the tensors in each attribute of a module
+
+
+@contextlib.contextmanager
+def nothing_remembered(model: nn.Module, inputs: Inputs) -> Iterator[tuple[str, ...]]:
+    """Inside, the model computes what it would remember anew in every call; on exit it is as it was.
+
+    Yields:
+        A sentence for each module that keeps what it derives from weights.
+    """
+    with attributes_kept(model):
+        found: dict[str, list[str]] = {}
+        for path, module in model.named_modules():
+            if type(module).train is not nn.Module.train and (names := _set_by_train(model, module)):
+                found[path] = names
+                vars(module)["forward"] = _refreshed(module)
+        _clear(model, inputs)
+        for path, names in _derived(model, inputs):
+            found.setdefault(path, []).extend(names)
+        yield tuple(
+            f"{path or 'the model'}: {', '.join(names)} is computed from weights and kept between calls; the symmetry "
+            "is that of the model that computes it anew, so after other weights are loaded it must be dropped "
+            "(model.train() and then model.eval(), or a fresh model)"
+            for path, names in found.items()
+        )
+
+
+def _kept(module: nn.Module) -> Kept:
+    """The tensors that a module holds outside of its state dict, by attribute."""
+    found: Kept = {}
+    for name, value in vars(module).items():
+        if name == "_buffers":
+            value = [value[key] for key in module._non_persistent_buffers_set if key in value]
+        elif name in ("_parameters", "_modules"):
+            continue
+        if held := _tensors_in(value):
+            found[name] = held
+    return found
+
+
+def _tensors_in(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [] if isinstance(value, nn.Parameter) else [value]
+    if isinstance(value, dict | list | tuple):
+        return [found for item in (value.values() if isinstance(value, dict) else value) for found in _tensors_in(item)]
+    return []
+
+
+def _copied(kept: Kept) -> Kept:
+    return {name: [tensor.detach().clone() for tensor in held] for name, held in kept.items()}
+
+
+def _differing(one: Kept, other: Kept) -> list[str]:
+    """Attributes whose tensors have other values."""
+    return [
+        name
+        for name, held in other.items()
+        if len(held) != len(one.get(name, ())) or not all(map(torch.equal, held, one[name]))
+    ]
+
+
+def _dense(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {
+        name: tensor
+        for name, tensor in state.items()
+        if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.layout == torch.strided
+    }
+
+
+def _set_by_train(model: nn.Module, module: nn.Module) -> list[str]:
+    """Attributes that `train(False)` of a module computes from weights; [] if it also changes weights."""
+    weights = [(tensor, tensor.detach().clone()) for tensor in _dense(model.state_dict()).values()]
+    seen = []
+    with attributes_kept(model), torch.no_grad():
+        try:
+            for _ in range(2):
+                given = [tensor.clone() for tensor, _ in weights]
+                module.train(True)
+                module.train(False)
+                if not all(torch.equal(tensor, before) for (tensor, _), before in zip(weights, given, strict=True)):
+                    return []
+                seen.append(_copied(_kept(module)))
+                for tensor, _ in weights:
+                    tensor.mul_(1.1).add_(0.01)
+        except Exception:  # it may want what only its trainer has
+            return []
+        finally:
+            for tensor, value in weights:
+                tensor.copy_(value)
+    return _differing(*seen)
+
+
+def _refreshed(module: nn.Module) -> Callable[..., Any]:
+    """The forward pass of a module behind `train(True)` and `train(False)`, whose traces are removed afterwards."""
+    forward = module.forward
+
+    def fresh(*arguments: Any, **options: Any) -> Any:
+        with attributes_kept(module):
+            module.train(True)
+            module.train(False)
+            return forward(*arguments, **options)
+
+    return fresh
+
+
+def _clear(model: nn.Module, inputs: Inputs) -> None:
+    """Drop what a call computes again when it is missing: attributes are deleted or set to None, containers emptied.
+
+    What is missed is put back, and so is what is not computed again: a model may ask whether it has an attribute.
+    """
+    for module in list(model.modules()):
+        for name in [name for name in _kept(module) if name != "_buffers"]:
+            held = vars(module)
+            value = held[name]
+            if isinstance(value, dict | list):
+                content: Any = value.copy()
+                value.clear()
+                if not _made_again(model, inputs, module, name):
+                    value.update(content) if isinstance(value, dict) else value.extend(content)
+                continue
+            del held[name]
+            if not _made_again(model, inputs, module, name):
+                held[name] = None
+                if not _made_again(model, inputs, module, name):
+                    held[name] = value
+
+
+def _made_again(model: nn.Module, inputs: Inputs, module: nn.Module, name: str) -> bool:
+    with contextlib.suppress(Exception):
+        return bool(_after_call(model, inputs, {}, lambda: name in _kept(module)))
+    return False
+
+
+def _after_call(model: nn.Module, inputs: Inputs, state: Mapping[str, Tensor], look: Callable[[], Any]) -> Any:
+    """What is seen after a call with these weights, before the model is put back as it was."""
+    arguments, options = call_arguments(inputs)
+    with evaluation_mode(model), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        torch.func.functional_call(model, dict(state), arguments, options)
+        return look()
+
+
+def _derived(model: nn.Module, inputs: Inputs) -> Iterator[tuple[str, list[str]]]:
+    """Module paths and attributes that hold, after a call, what other weights would make differ."""
+
+    def look() -> dict[str, Kept]:
+        return {path: _copied(kept) for path, module in model.named_modules() if (kept := _kept(module))}
+
+    before = {path: _kept(module) for path, module in model.named_modules()}
+    held = _after_call(model, inputs, {}, look)
+    if all(not _differing(before[path], kept) for path, kept in held.items()):
+        return
+    others = {name: tensor * 1.1 + 0.01 for name, tensor in _dense(model.state_dict()).items()}
+    with contextlib.suppress(Exception):
+        moved = _after_call(model, inputs, others, look)
+        for path, kept in moved.items():
+            if names := _differing(held.get(path, {}), kept):
+                yield path, names
