@@ -36,6 +36,7 @@ class Node:
     arguments: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
+    stride: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
     state_name: str = ""
     buffer: bool = False
@@ -167,6 +168,7 @@ def _nodes(program: Any) -> Iterator[Node]:
         value = source.meta.get("val")
         if isinstance(value, Tensor):
             node.shape, node.dtype = tuple(int(n) for n in value.shape), value.dtype
+            node.stride = tuple(int(n) for n in value.stride()) if value.layout is torch.strided else None
         if source.op == "placeholder":
             _placeholder(node, source.name, states, constants, program)
         elif source.op == "output":

@@ -12,6 +12,7 @@ from onebasin.symmetry.axes import (
     Concat,
     Enumerated,
     Fixed,
+    Parted,
     Product,
     Reason,
     Term,
@@ -38,8 +39,14 @@ def _bind(atom: Atom, term: Term) -> Term:
     return made
 
 
-def _instantiate(term: Term, rigid: Reason | None) -> Term:
+def whole(term: Term) -> Term:
+    """A term as one description of the axis, not piece by piece."""
     term = resolve(term)
+    return concat(term.pieces) if isinstance(term, Parted) else term
+
+
+def _instantiate(term: Term, rigid: Reason | None) -> Term:
+    term = whole(term)
     if isinstance(term, Uniform):
         return Atom(term.size, rigid)
     if isinstance(term, Fixed | Enumerated):
@@ -60,7 +67,7 @@ def unify(left: Term, right: Term, reason: Reason) -> Term:
     Raises:
         StructureClash: there is no common refinement; nothing sound can be said.
     """
-    left, right = resolve(left), resolve(right)
+    left, right = whole(left), whole(right)
     if left is right:
         return left
     if left.size != right.size:
@@ -133,7 +140,7 @@ def split_off(term: Term, inner: int) -> tuple[Term, Term]:
     Raises:
         StructureClash: the term has no such factor.
     """
-    term = resolve(term)
+    term = whole(term)
     if inner == term.size:
         return Uniform(1), term
     if inner == 1:
@@ -180,7 +187,7 @@ def split_at(term: Term, first: int) -> tuple[Term, Term]:
     Raises:
         StructureClash: the cut goes through a factor.
     """
-    term = resolve(term)
+    term = whole(term)
     rest = term.size - first
     if isinstance(term, Uniform | Fixed):
         return resized(term, first), resized(term, rest)

@@ -69,9 +69,89 @@ def extreme_with_position(weave: Weave, node: Node, x: Value, dim: Any = None, k
     out = reduced(weave, node, x, dim, keepdim, (1, None))
     if dim is None:
         return out
-    if any(user.arguments[1] == 1 and user.users for user in node.users):
-        weave.rigid(x, dim, Reason("the position of its largest entry is used", node))
-    return out, beside(weave, node, out)
+    return out, positions(weave, node, x, dim, beside(weave, node, out))
+
+
+def positions(weave: Weave, node: Node, x: Value, dim: int, index: Value) -> Value:
+    """Say that `index` holds positions along an axis of x, found by comparing its entries.
+
+    Where entries are equal (zeros behind a relu) the place decides, and the units are rigid if the positions are used.
+    """
+    index.points = x.axes[dim]
+    read = node.users if node.shape is not None else [u for g in node.users if g.arguments[1] == 1 for u in g.users]
+    if read and not may_not_tie(x.node):
+        weave.expose(index, Reason("the positions of its largest entries are used, and entries may be equal", node))
+    return index
+
+
+INJECTIVE = {
+    "neg", "exp", "tanh", "sigmoid", "_softmax", "_log_softmax", "softmax", "log_softmax", "sqrt", "log", "atan",
+    "clone", "alias", "detach", "contiguous", "_to_copy", "unsqueeze", "squeeze", "permute", "transpose", "t", "view",
+    "_unsafe_view", "reshape", "slice", "select", "linalg_vector_norm", "native_layer_norm",
+}  # fmt: skip
+
+
+def may_not_tie(node: Node | None) -> bool:
+    """Whether entries of a result are all different, whatever the input, save for inputs of measure zero.
+
+    Behind a relu many entries are 0, and so are all products with a layer that is dead for an input.
+    """
+    if node is None:
+        return False
+    if node.kind in ("state", "input"):
+        return node.dtype is not None and node.dtype.is_floating_point and not node.buffer
+    parents = [parent for parent in node.parents() if parent.shape is None or parent.dtype is not None]
+    name = node.short
+    if name in ("addmm", "convolution", "baddbmm"):
+        bias = node.arguments[2] if name == "convolution" else node.arguments[0]
+        return (isinstance(bias, Node) and may_not_tie(bias)) or all(map(may_not_tie, parents))
+    if name in ("mm", "bmm", "mul", "div", "embedding"):
+        return all(may_not_tie(p) for p in parents if name != "embedding" or p is node.arguments[0])
+    if name in ("add", "sub", "_cdist_forward"):
+        return any(map(may_not_tie, parents))
+    if name in ("sum", "mean"):  # not of a softmax, which sums to 1
+        return parents[0].short in ("pow", "square", "abs") and may_not_tie(parents[0].parents()[0])
+    if name == "expand" and node.shape == parents[0].shape:
+        return may_not_tie(parents[0])
+    return (name in INJECTIVE or node.operation == "getitem") and may_not_tie(parents[0])
+
+
+@rule("argmax", "argmin")
+def position_of_extreme(weave: Weave, node: Node, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+    """Position of the largest or smallest entry: positive factors along the other axes make no difference."""
+    if dim is None or not x.shape:
+        weave.freeze(x, Reason("the position of its largest entry is used", node))
+        return weave.fixed(node.shape or ())
+    dim %= len(x.shape)
+    return positions(weave, node, x, dim, reduced(weave, node, x, dim, keepdim, (0, None)))
+
+
+@rule("sort", "topk")
+def order_statistics(weave: Weave, node: Node, x: Value, *rest: Any, **options: Any) -> Any:
+    """The largest entries in order, and where they were: a symmetric function of the entries along an axis."""
+    if node.short == "topk":
+        count, dim, _, ordered = (*rest, *(0, -1, True, True)[len(rest) :])
+        dim, ordered = options.get("dim", dim), options.get("sorted", ordered)
+    else:
+        rest = rest[1:] if node.operation.endswith("stable") and len(rest) > 1 else rest
+        dim, ordered = options.get("dim", rest[0] if rest else -1), True
+        count = x.shape[dim] if x.shape else 1
+    weave.settle(x, node)
+    if not x.shape or not ordered:
+        weave.freeze(x, Reason("its largest entries are used in no certain order", node))
+        made = weave.fixed(tuple(count if a == dim % len(x.shape) else n for a, n in enumerate(x.shape)))
+        return made, weave.fixed(made.shape)
+    dim %= len(x.shape)
+    weave.pin(x, dim)
+    axes = [Fixed(count) if axis == dim else term for axis, term in enumerate(x.axes)]
+    labels = tuple(str(axis) for axis in range(len(axes)))
+    names = ["rank" if axis == dim else label for axis, label in enumerate(labels)]
+    table = {**dict(zip(labels, x.axes, strict=True)), "rank": axes[dim]}
+    out = weave.value(axes, zero=x.zero, node=node)
+    weave.relate(out, names, [Part(x, labels, 1, None)], table)
+    index = positions(weave, node, x, dim, beside(weave, node, out))
+    index.distinct = dim
+    return out, index
 
 
 @rule("any", "all", "prod", "logsumexp")
