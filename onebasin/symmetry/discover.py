@@ -38,8 +38,8 @@ PARTNERS = {
 OVERWRITTEN = {"rand_like", "randn_like", "randint_like", "uniform", "exponential", "normal_functional"}
 # Operations that only put positions (`Value.points`) elsewhere.
 CARRYING = {
-    "clone", "alias", "detach", "contiguous", "lift_fresh_copy", "unsqueeze", "squeeze", "expand", "permute", "transpose",
-    "view", "_unsafe_view", "reshape", "slice", "select", "_to_copy",
+    "clone", "alias", "detach", "contiguous", "lift_fresh_copy", "unsqueeze", "squeeze", "expand", "permute",
+    "transpose", "view", "_unsafe_view", "reshape", "slice", "select", "_to_copy",
 }  # fmt: skip
 SILENT = ("_assert", "sym_size", "sym_constrain", "_operator")
 

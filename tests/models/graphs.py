@@ -1,4 +1,4 @@
-"""Graph networks: messages are gathered by edge and added up by node, so nodes and edges are positions, features units."""
+"""Graph networks: messages are gathered by edge and added up by node; nodes and edges are positions, features units."""
 
 from __future__ import annotations
 
