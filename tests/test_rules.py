@@ -137,6 +137,19 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[Space]]] = {
         lambda: mlp(lambda net, h, x: gathered(net, F.relu(h), x), read=3, two=nn.Linear(3, 6)),
         [],
     ),
+    "positions_of_ties_shifted": (
+        lambda: mlp(lambda net, h, x: gathered(net, F.relu(h) + x[:, :1], x), read=3, two=nn.Linear(3, 6)),
+        [],
+    ),
+    "positions_behind_a_dead_layer": (
+        lambda: mlp(
+            lambda net, h, x: gathered(net, net.deep(F.relu(h)), x),
+            read=3,
+            two=nn.Linear(3, 5),
+            deep=nn.Linear(6, 5, bias=False),
+        ),
+        [(6, 1, True, SCALED)],
+    ),
     "position_in_all": (lambda: mlp(lambda net, h, x: h * (h.argmax() % 2)), []),
     "position_of_maximum": (
         lambda: mlp(

@@ -6,6 +6,7 @@ rigid.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -164,7 +165,7 @@ def _ruled(weave: Weave, node: Node, rule: Rule, arguments: tuple[Any, ...], opt
     held = [value for value in _values((arguments, options)) if value.points is not None or value.counts]
     if not held:
         return rule(weave, node, *arguments, **options)
-    carried = node.short in CARRYING or (
+    carried = (node.short in CARRYING and node.dtype is not torch.bool) or (
         node.short == "remainder" and held[0].points is not None and arguments[1] == held[0].points.size
     )
     if not carried and rule not in FOLLOWING and not _only_asserted(node):
@@ -172,8 +173,13 @@ def _ruled(weave: Weave, node: Node, rule: Rule, arguments: tuple[Any, ...], opt
             weave.expose(value, Reason("its units are told by their position", node))
     result = rule(weave, node, *arguments, **options)
     if carried and isinstance(result, Value) and result is not held[0]:
-        result.points, result.counts = held[0].points, held[0].counts and result.shape.count(1) >= len(result.shape) - 1
+        result.points = held[0].points
+        result.counts = held[0].counts and result.shape.count(1) >= len(result.shape) - 1 and _whole(result, held[0])
     return result
+
+
+def _whole(result: Value, source: Value) -> bool:
+    return math.prod(result.shape) == math.prod(source.shape)
 
 
 def _only_asserted(node: Node) -> bool:

@@ -45,6 +45,7 @@ def window(weave: Weave, node: Node, x: Value, dim: int, first: int, length: int
         piece = _cut(term, first, length, step)
     except StructureClash as clash:
         weave.rigid(x, dim, Reason(f"a slice cuts through its structure ({clash})", node, explained=False))
+        weave.pin(x, dim)  # factors would be those of units that lie partly inside
         piece = Fixed(length)
     axes = [*x.axes[:dim], piece, *x.axes[dim + 1 :]]
     out = weave.value(axes, zero=x.zero, node=node)

@@ -79,41 +79,53 @@ def positions(weave: Weave, node: Node, x: Value, dim: int, index: Value) -> Val
     """
     index.points = x.axes[dim]
     read = node.users if node.shape is not None else [u for g in node.users if g.arguments[1] == 1 for u in g.users]
-    if read and not may_not_tie(x.node):
+    if read and not differ(x.node, dim % len(x.shape) == len(x.shape) - 1):
         weave.expose(index, Reason("the positions of its largest entries are used, and entries may be equal", node))
     return index
 
 
 INJECTIVE = {
-    "neg", "exp", "tanh", "sigmoid", "_softmax", "_log_softmax", "softmax", "log_softmax", "sqrt", "log", "atan",
-    "clone", "alias", "detach", "contiguous", "_to_copy", "unsqueeze", "squeeze", "permute", "transpose", "t", "view",
-    "_unsafe_view", "reshape", "slice", "select", "linalg_vector_norm", "native_layer_norm",
+    "neg", "exp", "tanh", "sigmoid", "sqrt", "log", "atan", "clone", "alias", "detach", "contiguous", "_to_copy",
+    "unsqueeze", "squeeze", "permute", "transpose", "t", "slice", "select", "native_layer_norm",
 }  # fmt: skip
+SAME_ORDER = {"view", "_unsafe_view", "reshape"}
 
 
-def may_not_tie(node: Node | None) -> bool:
-    """Whether entries of a result are all different, whatever the input, save for inputs of measure zero.
+def differ(node: Node | None, last: bool) -> bool:
+    """Whether the entries of a result all differ, save for inputs and weights of measure zero.
 
-    Behind a relu many entries are 0, and so are all products with a layer that is dead for an input.
+    `last`: it is enough if they do along the last axis. Behind a relu many entries are 0, and so are all products with
+    a layer that is dead for an input; a bias makes them differ along its own axis.
     """
-    if node is None:
-        return False
-    if node.kind in ("state", "input"):
-        return node.dtype is not None and node.dtype.is_floating_point and not node.buffer
-    parents = [parent for parent in node.parents() if parent.shape is None or parent.dtype is not None]
-    name = node.short
-    if name in ("addmm", "convolution", "baddbmm"):
-        bias = node.arguments[2] if name == "convolution" else node.arguments[0]
-        return (isinstance(bias, Node) and may_not_tie(bias)) or all(map(may_not_tie, parents))
-    if name in ("mm", "bmm", "mul", "div", "embedding"):
-        return all(may_not_tie(p) for p in parents if name != "embedding" or p is node.arguments[0])
-    if name in ("add", "sub", "_cdist_forward"):
-        return any(map(may_not_tie, parents))
+    if node is None or node.kind in ("state", "input"):
+        return node is not None and node.dtype is not None and node.dtype.is_floating_point and not node.buffer
+    parents, name = node.parents(), node.short
+    last = last and bool(node.shape) and name not in ("permute", "transpose", "t", "unsqueeze", "squeeze", "select")
+    if name in ("mm", "bmm", "mul", "div"):
+        return all(differ(parent, last and name in ("mul", "div")) for parent in parents)
+    if name in ("addmm", "baddbmm", "convolution", "_cdist_forward"):
+        along = {"addmm": 0, "_cdist_forward": 1}.get(name)  # a bias, or the points to which distances are taken
+        if last and along is not None and differ(parents[along], False):
+            return True
+        return all(differ(parent, False) for parent in parents)
+    if name in ("add", "sub"):
+        return any(differ(parent, last) for parent in parents if parent.shape == node.shape)
     if name in ("sum", "mean"):  # not of a softmax, which sums to 1
-        return parents[0].short in ("pow", "square", "abs") and may_not_tie(parents[0].parents()[0])
-    if name == "expand" and node.shape == parents[0].shape:
-        return may_not_tie(parents[0])
-    return (name in INJECTIVE or node.operation == "getitem") and may_not_tie(parents[0])
+        return parents[0].short in ("pow", "square", "abs") and differ(parents[0].parents()[0], False)
+    if name in ("_softmax", "softmax", "_log_softmax", "log_softmax"):
+        return (
+            last
+            and node.shape is not None
+            and node.arguments[1] % len(node.shape) == len(node.shape) - 1
+            and differ(parents[0], True)
+        )
+    if name in ("embedding", "linalg_vector_norm"):
+        return differ(parents[0], False)
+    if name in SAME_ORDER or name == "expand":
+        shapes = node.shape, parents[0].shape
+        same = bool(shapes[0]) and bool(shapes[1]) and shapes[0][-1] == shapes[1][-1]  # type: ignore[index]
+        return (name in SAME_ORDER or shapes[0] == shapes[1]) and differ(parents[0], last and same)
+    return (name in INJECTIVE or node.operation == "getitem") and differ(parents[0], last)
 
 
 @rule("argmax", "argmin")
@@ -130,8 +142,8 @@ def position_of_extreme(weave: Weave, node: Node, x: Value, dim: Any = None, kee
 def order_statistics(weave: Weave, node: Node, x: Value, *rest: Any, **options: Any) -> Any:
     """The largest entries in order, and where they were: a symmetric function of the entries along an axis."""
     if node.short == "topk":
-        count, dim, _, ordered = (*rest, *(0, -1, True, True)[len(rest) :])
-        dim, ordered = options.get("dim", dim), options.get("sorted", ordered)
+        given = dict(zip(("k", "dim", "largest", "sorted"), rest, strict=False)) | options
+        count, dim, ordered = given["k"], given.get("dim", -1), given.get("sorted", True)
     else:
         rest = rest[1:] if node.operation.endswith("stable") and len(rest) > 1 else rest
         dim, ordered = options.get("dim", rest[0] if rest else -1), True
