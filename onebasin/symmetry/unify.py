@@ -78,11 +78,23 @@ def unify(left: Term, right: Term, reason: Reason) -> Term:
     for one, other in ((left, right), (right, left)):
         if isinstance(one, Fixed | Enumerated):
             rigidify(other, (one.reason if isinstance(one, Fixed) else None) or reason)
-            return other
+            return _told_apart(other)
     for one, other in ((left, right), (right, left)):
         if isinstance(one, Atom):
             return _bind(one, other)
     return _unify_compounds(left, right, reason)
+
+
+def _told_apart(term: Term) -> Term:
+    """A term with equal entries (copies of units) that something fixed has met: they are equal no more."""
+    term = resolve(term)
+    if isinstance(term, Uniform):
+        return term if term.size == 1 else Fixed(term.size)
+    if isinstance(term, Product):
+        return product([_told_apart(factor) for factor in term.factors])
+    if isinstance(term, Concat):
+        return concat([_told_apart(piece) for piece in term.pieces])
+    return term
 
 
 def _unify_compounds(left: Term, right: Term, reason: Reason) -> Term:

@@ -228,9 +228,8 @@ def compare(weave: Weave, node: Node, x: Value, y: Any) -> Value:
 @rule("native_dropout")
 def dropout(weave: Weave, node: Node, x: Value, *_: Any) -> tuple[Value, Value]:
     """Dropout that is always on: the mask is drawn by position, so units stay where they are; factors pass."""
-    weave.settle(x, node)
-    weave.rigid(x, None, Reason("it meets random numbers, which are drawn by position", node))
-    return passing(weave, node, [x], [(1, 1)]), weave.fixed(x.shape)
+    mask = weave.fixed(x.shape, node, Reason("it meets random numbers, which are drawn by position", node))
+    return passing(weave, node, [x, mask], [(1, 1), (0, 0)]), mask
 
 
 @rule("where")

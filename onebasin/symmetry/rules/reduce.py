@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from onebasin.symmetry.axes import Fixed, Reason, Uniform, atoms
+from onebasin.symmetry.axes import Fixed, Reason, Uniform
 from onebasin.symmetry.rules.pointwise import passing, plain
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.weave import Part, Power, Value, Weave
@@ -208,14 +208,17 @@ def softmax(weave: Weave, node: Node, x: Value, dim: int, *_: Any) -> Value:
     return plain(weave, node, x)
 
 
-def statistic(weave: Weave, node: Node, x: Value, dims: Sequence[int]) -> Value:
-    """Note that something is computed for each index of the other axes: what is inside `dims` must stay inside."""
+def statistic(weave: Weave, node: Node, x: Value, dims: Sequence[int], sign: Power = 0) -> Value:
+    """Note that something is computed for each index of the other axes: what is inside `dims` must stay inside.
+
+    A mean changes its sign with x (`sign` 1): then all that is inside has one sign.
+    """
     weave.settle(x, node)
     gone = [dim % len(x.shape) for dim in dims] if x.shape else []
     kept = [axis for axis in range(len(x.shape)) if axis not in gone]
     out = weave.value([x.axes[axis] for axis in kept], node=node)
     labels = tuple(str(axis) for axis in range(len(x.shape)))
-    weave.relate(out, [labels[a] for a in kept], [Part(x, labels, 0, 0)], dict(zip(labels, x.axes, strict=True)))
+    weave.relate(out, [labels[a] for a in kept], [Part(x, labels, 0, sign)], dict(zip(labels, x.axes, strict=True)))
     return out
 
 
@@ -227,8 +230,10 @@ def cumulative_sum(weave: Weave, node: Node, x: Value, dim: int, **_: Any) -> Va
     weave.rigid(x, dim, Reason("running sums are taken along it", node))
     weave.pin(x, dim)
     statistic(weave, node, x, [dim])
-    axes = [Fixed(term.size) if axis == dim and not atoms(term) else term for axis, term in enumerate(x.axes)]
+    axes = [Fixed(term.size) if axis == dim else term for axis, term in enumerate(x.axes)]
     out = weave.value(axes, zero=x.zero, node=node)
     labels = tuple(str(axis) for axis in range(len(x.shape)))
-    weave.relate(out, labels, [Part(x, labels)], dict(zip(labels, axes, strict=True)))
+    names = ["running" if axis == dim else label for axis, label in enumerate(labels)]
+    table = {**dict(zip(labels, x.axes, strict=True)), "running": axes[dim]}
+    weave.relate(out, names, [Part(x, labels)], table)
     return out
