@@ -42,6 +42,7 @@ class Node:
     arguments: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     shape: tuple[int, ...] | None = None
+    stride: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
     state_name: str = ""
     buffer: bool = False
@@ -313,6 +314,7 @@ def _nodes(program: Any, sizes: _Sizes) -> Iterator[Node]:
         value = source.meta.get("val")
         if isinstance(value, Tensor):
             node.shape, node.dtype = tuple(sizes(n, source) for n in value.shape), value.dtype
+            node.stride = tuple(sizes(n, source) for n in value.stride()) if value.layout is torch.strided else None
         elif isinstance(value, int | torch.SymInt) and not isinstance(value, bool):
             node.number = sizes(value, source)
         if source.op == "placeholder":

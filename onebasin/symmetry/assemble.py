@@ -122,6 +122,7 @@ def _space(draft: Draft, weave: Weave, laid: dict[int, Blocks], names: dict[Atom
         else:
             for block, powers in found.items():
                 legs += _legs(replace(leaf, block=block), draft, weave, laid, powers, True)
+    legs = _whole_again(legs, weave)
     order = {name: number for number, name in enumerate(weave.graph.shared)}
     legs.sort(key=lambda leg: (order[leg.tensor], leg.axis, leg.grid.runs))
     over = tuple((names[parent], parent.size) for parent in draft.parents)
@@ -134,15 +135,24 @@ def _legs(
 ) -> Iterable[Leg]:
     """One leg per name of the tensor (tied weights have several)."""
     blocks = laid[leaf.value]
-    own = next(d for d in blocks.strip(leaf.block, leaf.axis).directions if d.atom is leaf.atom and d.step == leaf.step)
-    grid = _grid(leaf.axis, blocks.strip(leaf.block, leaf.axis), own)
+    part, first = blocks.value.part or (-1, 0)
+
+    def strip(axis: int) -> Strip:
+        """Where the leaf's block lies along an axis of the whole tensor."""
+        found = blocks.strip(leaf.block, axis)
+        return replace(found, start=found.start + first) if axis == part else found
+
+    own = next(d for d in strip(leaf.axis).directions if d.atom is leaf.atom and d.step == leaf.step)
+    grid = _grid(leaf.axis, strip(leaf.axis), own)
     over = []
     for parent in draft.parents:
         place = home(blocks, leaf.block, leaf, parent)
         assert place is not None  # parents are those that every leaf can see
-        over.append(_grid(place[0], blocks.strip(leaf.block, place[0]), place[1]))
+        over.append(_grid(place[0], strip(place[0]), place[1]))
     others = [axis for axis in range(len(leaf.block)) if axis != leaf.axis] if inside else []
-    within = tuple(_whole(axis, blocks.strip(leaf.block, axis)) for axis in others)
+    within = tuple(_whole(axis, strip(axis)) for axis in others)
+    if not inside and part not in (-1, leaf.axis):
+        within = (_span(part, first, blocks.value.shape[part]),)
     for name, canonical in weave.graph.shared.items():
         if canonical == blocks.value.state_name:
             yield Leg(name, grid, tuple(over), powers, within, weave.variances.get(canonical, 0.0))
@@ -155,6 +165,29 @@ def _grid(axis: int, strip: Strip, own: Direction) -> Grid:
 
 def _whole(axis: int, strip: Strip) -> Grid:
     return Grid(axis, ((strip.start, 1, 1),), tuple((d.size, d.step) for d in strip.directions))
+
+
+def _span(axis: int, start: int, size: int) -> Grid:
+    return Grid(axis, ((start, 1, 1),), ((size, 1),))
+
+
+def _whole_again(legs: list[Leg], weave: Weave) -> list[Leg]:
+    """Join legs that are alike in every part of a parameter that is read in parts."""
+    parts: dict[str, list[Grid]] = {}
+    for value in weave.states.values():
+        if value.part is not None:
+            parts.setdefault(value.state_name, []).append(_span(*value.part, value.shape[value.part[0]]))
+    if not parts:
+        return legs
+    alike: dict[Leg, list[Leg]] = {}
+    for leg in legs:
+        alike.setdefault(replace(leg, within=()), []).append(leg)
+    joined: list[Leg] = []
+    for leg, found in alike.items():
+        spans = parts.get(weave.graph.shared[leg.tensor], [])
+        whole = bool(spans) and {other.within for other in found} == {(span,) for span in spans}
+        joined += [leg] if whole else found
+    return joined
 
 
 def _names(free: list[Draft], drafts: dict[Atom, Draft], laid: dict[int, Blocks]) -> dict[Atom, str]:

@@ -91,7 +91,7 @@ class Family:
     three times.
     """
 
-    token: Enumerated
+    token: Enumerated | Parted
     members: tuple[Term, ...]
 
     @property
@@ -107,7 +107,23 @@ class Enumerated:
     size: int
 
 
-Term = Atom | Uniform | Fixed | Product | Concat | Family | Enumerated
+@dataclass(frozen=True, eq=False)
+class Parted:
+    """A concatenated axis that is only ever read piece by piece; families hang on it, a member for each piece.
+
+    `qkv.view(batch, 5, width)` followed by `[:, :3]`, `[:, 3:4]` and `[:, 4:]` is three heads of queries, a key and a
+    value, whose widths have nothing to do with each other.
+    """
+
+    pieces: tuple[Term, ...]
+
+    @property
+    def size(self) -> int:
+        """Sum of the pieces' sizes."""
+        return sum(piece.size for piece in self.pieces)
+
+
+Term = Atom | Uniform | Fixed | Product | Concat | Family | Enumerated | Parted
 
 
 def product(factors: list[Term] | tuple[Term, ...]) -> Term:
@@ -184,7 +200,7 @@ def atoms(term: Term) -> list[Atom]:
     parts: tuple[Term, ...] = ()
     if isinstance(term, Product):
         parts = term.factors
-    elif isinstance(term, Concat):
+    elif isinstance(term, Concat | Parted):
         parts = term.pieces
     elif isinstance(term, Family):
         parts = term.members

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from onebasin.symmetry.axes import Atom, Concat, Enumerated, Family, Product, Term, resolve
+from onebasin.symmetry.axes import Atom, Concat, Enumerated, Family, Parted, Product, Term, resolve
 from onebasin.symmetry.weave import Index, Value
 
 Fusions = dict[tuple[Atom, Atom], Atom]
@@ -63,7 +63,7 @@ def _strips(term: Term) -> list[Strip]:
         return [Strip(0, (Direction(term, term.size, 1),))]
     if isinstance(term, Enumerated):
         return [Strip(position, ()) for position in range(term.size)]
-    if isinstance(term, Concat):
+    if isinstance(term, Concat | Parted):
         found, start = [], 0
         for piece in term.pieces:
             found += [Strip(start + strip.start, strip.directions) for strip in _strips(piece)]
@@ -100,6 +100,14 @@ def _fusion(outer: Direction, inner: Direction, fusions: Fusions) -> Atom | None
     return fusions.get((outer.atom, inner.atom))
 
 
+def _members(token: Enumerated | Parted, found: Sequence[Strip]) -> list[int]:
+    """For each strip of an axis on which families hang, the number of the member that hangs there."""
+    if isinstance(token, Enumerated):
+        return list(range(token.size))
+    ends = list(itertools.accumulate(piece.size for piece in token.pieces))
+    return [sum(strip.start >= end for end in ends) for strip in found]
+
+
 class Blocks:
     """The blocks of one value.
 
@@ -111,13 +119,14 @@ class Blocks:
         """Lay out `value`; `number` identifies it among all values."""
         self.value, self.number = value, number
         terms = [resolve(term) for term in value.axes]
-        self._tokens = {term: axis for axis, term in enumerate(terms) if isinstance(term, Enumerated)}
+        self._tokens = {term: axis for axis, term in enumerate(terms) if isinstance(term, Enumerated | Parted)}
         self._plain = [() if isinstance(term, Family) else strips(term, fusions) for term in terms]
         self._families = {
             axis: (self._tokens[term.token], [strips(member, fusions) for member in term.members])
             for axis, term in enumerate(terms)
             if isinstance(term, Family)
         }
+        self._members = {axis: _members(token, self._plain[axis]) for token, axis in self._tokens.items()}
         self._owners: dict[tuple[int, int], list[int]] = {}
         self._leaves: dict[tuple[int, ...], list[tuple[Leaf, Direction]]] = {}
 
@@ -127,7 +136,7 @@ class Blocks:
             return self._plain[axis]
         token, members = self._families[axis]
         assert block is not None
-        return members[block[token]]
+        return members[self._members[token][block[token]]]
 
     def __iter__(self) -> Iterator[tuple[int, ...]]:
         """All block names."""

@@ -7,6 +7,7 @@ rigid.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,8 +25,10 @@ from onebasin.symmetry.companions import UNREAD, Companions, with_companions
 from onebasin.symmetry.constants import constants, uniform_axes
 from onebasin.symmetry.group import Symmetry
 from onebasin.symmetry.memory import nothing_remembered
+from onebasin.symmetry.pieces import Pieces, Range, parted
 from onebasin.symmetry.rules import rule_for
 from onebasin.symmetry.rules.pointwise import plain
+from onebasin.symmetry.rules.registry import FOLLOWING, Rule
 from onebasin.symmetry.unread import hold
 from onebasin.symmetry.variants import Variants, variants
 from onebasin.symmetry.verify import Training, proven
@@ -45,6 +48,13 @@ BRIEFLY: dict[str, Any] = {
     "draws": 1,
     "reason": "it holds for the example given, but not for the same call with other sizes or numbers",
 }
+# Of their operand only the shape matters: it is filled with random numbers.
+OVERWRITTEN = {"rand_like", "randn_like", "randint_like", "uniform", "exponential", "normal_functional"}
+# Operations that only put positions (`Value.points`) elsewhere.
+CARRYING = {
+    "clone", "alias", "detach", "contiguous", "lift_fresh_copy", "unsqueeze", "squeeze", "expand", "permute",
+    "transpose", "view", "_unsafe_view", "reshape", "slice", "select", "_to_copy",
+}  # fmt: skip
 SILENT = ("_assert", "sym_size", "sym_constrain", "_operator")
 
 
@@ -188,8 +198,9 @@ def analyse(
 def _analysed(graph: Graph, shapes: dict[str, tuple[int, ...]], constants: Mapping[str, Tensor]) -> Symmetry:
     weave = Weave(graph, constants)
     made: dict[Node, Any] = {}
+    parts = parted(graph)
     for node in graph.nodes:
-        made[node] = _step(weave, node, made)
+        made[node] = _step(weave, node, made, parts)
     _listen(weave, made)
     _hold_buffers(weave)
     hold(weave, {value: Blocks(value, number, {}) for number, value in enumerate(weave.values)})
@@ -204,9 +215,12 @@ def _analysed(graph: Graph, shapes: dict[str, tuple[int, ...]], constants: Mappi
     return Symmetry(found, shapes, rigid, unexplained, frozen)
 
 
-def _step(weave: Weave, node: Node, made: dict[Node, Any]) -> Any:
+def _step(weave: Weave, node: Node, made: dict[Node, Any], parts: dict[str, tuple[int, list[Range]]]) -> Any:
     """The value of a node."""
     if node.kind == "state":
+        name = weave.graph.shared.get(node.state_name, node.state_name)
+        if name in parts and node.state_name not in weave.constants:
+            return _pieces(weave, node, name, *parts[name])
         return _state(weave, node)
     if node.kind == "constant":
         assert node.constant is not None
@@ -220,7 +234,21 @@ def _step(weave: Weave, node: Node, made: dict[Node, Any]) -> Any:
         return None
     if node.operation == "getitem":
         return arguments[0][arguments[1]]
+    if arguments and isinstance(arguments[0], Pieces):
+        read = arguments[0].read(node)
+        return read[0] if node.shape is not None else read
     return _call(weave, node, arguments, options)
+
+
+def _pieces(weave: Weave, node: Node, name: str, axis: int, spans: list[Range]) -> Pieces:
+    """A parameter that is only read in parts."""
+    assert node.shape is not None
+    for start, stop in spans:
+        if (key := f"{name}[{start}:{stop}]") not in weave.states:
+            sizes = [stop - start if number == axis else size for number, size in enumerate(node.shape)]
+            weave.states[key] = weave.value([Atom(size) for size in sizes], node=node)
+            weave.states[key].state_name, weave.states[key].part = name, (axis, start)
+    return Pieces(axis, {(start, stop): weave.states[f"{name}[{start}:{stop}]"] for start, stop in spans})
 
 
 def _state(weave: Weave, node: Node) -> Value:
@@ -246,7 +274,9 @@ def _call(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[st
         return node.number  # arithmetic on sizes and assertions about them
     random = torch.Tag.nondeterministic_seeded in getattr(node.function, "tags", ())
     if name in POSITIONAL and node.shape is not None:
-        return weave.fixed(node.shape, node, Reason("it meets positions", node))
+        made = weave.fixed(node.shape, node, Reason("it meets positions", node))
+        made.counts = name == "arange" and tuple(node.arguments) in ((node.shape[0],), (0, node.shape[0]))
+        return made
     constant = all(value.constant is not None for value in operands) and not (name in UNFOLDED and operands)
     if name in SHAPE_ONLY or (constant and not random):
         return _fold(weave, node, arguments, options)
@@ -254,11 +284,45 @@ def _call(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[st
     if rule is None and torch.Tag.pointwise in getattr(node.function, "tags", ()) and node.shape is not None:
         rule = plain
     if rule is not None:
-        return rule(weave, node, *arguments, **options)
-    reason = Reason(f"the operation {node.operation} has no rule", node, explained=False)
-    for value in operands:
+        return _ruled(weave, node, rule, arguments, options)
+    # Noise drawn by position: a permutation of the units keeps the law of what is computed, but not the function.
+    reason = (
+        Reason("it meets random numbers, which are drawn by position", node)
+        if random
+        else Reason(f"the operation {node.operation} has no rule", node, explained=False)
+    )
+    for value in operands if name not in OVERWRITTEN else ():
         weave.freeze(value, reason)
     return _unknown(weave, node, reason)
+
+
+def _ruled(weave: Weave, node: Node, rule: Rule, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """Run a rule; units whose positions it uses as numbers become rigid, where it only carries them they go along."""
+    held = [value for value in _values((arguments, options)) if value.points is not None or value.counts]
+    if not held:
+        return rule(weave, node, *arguments, **options)
+    carried = (node.short in CARRYING and node.dtype is not torch.bool) or (
+        node.short == "remainder" and held[0].points is not None and arguments[1] == held[0].points.size
+    )
+    if not carried and rule not in FOLLOWING and not _only_asserted(node):
+        for value in held:
+            weave.expose(value, Reason("its units are told by their position", node))
+    result = rule(weave, node, *arguments, **options)
+    if carried and isinstance(result, Value) and result is not held[0]:
+        result.points = held[0].points
+        result.counts = held[0].counts and result.shape.count(1) >= len(result.shape) - 1 and _whole(result, held[0])
+    return result
+
+
+def _whole(result: Value, source: Value) -> bool:
+    return math.prod(result.shape) == math.prod(source.shape)
+
+
+def _only_asserted(node: Node) -> bool:
+    """Whether a result is only checked, so that its numbers reach no output."""
+    return bool(node.users) and all(
+        (user.short or user.operation).startswith(SILENT) or _only_asserted(user) for user in node.users
+    )
 
 
 def _unknown(weave: Weave, node: Node, reason: Reason) -> Any:
@@ -322,7 +386,7 @@ def _listen(weave: Weave, made: dict[Node, Any]) -> None:
         heard.add(node)
         todo += _audible(node, made)
     for value in weave.states.values():
-        twins = [node for node in weave.graph.nodes if node.kind == "state" and made[node] is value]
+        twins = [n for n in weave.graph.nodes if made[n] is value and (n.kind == "state" or value.part is not None)]
         if any(node in heard for node in twins):
             continue
         if any(node.users for node in twins):

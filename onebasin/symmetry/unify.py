@@ -12,6 +12,7 @@ from onebasin.symmetry.axes import (
     Concat,
     Enumerated,
     Fixed,
+    Parted,
     Product,
     Reason,
     Term,
@@ -40,8 +41,14 @@ def _bind(atom: Atom, term: Term) -> Term:
     return made
 
 
-def _instantiate(term: Term, rigid: Reason | None) -> Term:
+def whole(term: Term) -> Term:
+    """A term as one description of the axis, not piece by piece."""
     term = resolve(term)
+    return concat(term.pieces) if isinstance(term, Parted) else term
+
+
+def _instantiate(term: Term, rigid: Reason | None) -> Term:
+    term = whole(term)
     if isinstance(term, Uniform):
         return Atom(term.size, rigid)
     if isinstance(term, Fixed | Enumerated):
@@ -62,7 +69,7 @@ def unify(left: Term, right: Term, reason: Reason, depth: int = 0) -> Term:
     Raises:
         StructureClash: there is no common refinement; nothing sound can be said.
     """
-    left, right = resolve(left), resolve(right)
+    left, right = whole(left), whole(right)
     if left is right:
         return left
     if left.size != right.size:
@@ -73,7 +80,7 @@ def unify(left: Term, right: Term, reason: Reason, depth: int = 0) -> Term:
     for one, other in ((left, right), (right, left)):
         if isinstance(one, Fixed | Enumerated):
             rigidify(other, (one.reason if isinstance(one, Fixed) else None) or reason)
-            return other
+            return _told_apart(other)
     for one, other in ((left, right), (right, left)):
         if isinstance(one, Atom):
             return _bind(one, other)
@@ -82,6 +89,18 @@ def unify(left: Term, right: Term, reason: Reason, depth: int = 0) -> Term:
             f"more than {DEEPEST} cuts, each inside of the one before, as of neighbours with neighbours"
         )
     return _unify_compounds(left, right, reason, depth + 1)
+
+
+def _told_apart(term: Term) -> Term:
+    """A term with equal entries (copies of units) that something fixed has met: they are equal no more."""
+    term = resolve(term)
+    if isinstance(term, Uniform):
+        return term if term.size == 1 else Fixed(term.size)
+    if isinstance(term, Product):
+        return product([_told_apart(factor) for factor in term.factors])
+    if isinstance(term, Concat):
+        return concat([_told_apart(piece) for piece in term.pieces])
+    return term
 
 
 def _unify_compounds(left: Term, right: Term, reason: Reason, depth: int) -> Term:
@@ -139,7 +158,7 @@ def split_off(term: Term, inner: int) -> tuple[Term, Term]:
     Raises:
         StructureClash: the term has no such factor.
     """
-    term = resolve(term)
+    term = whole(term)
     if inner == term.size:
         return Uniform(1), term
     if inner == 1:
@@ -186,7 +205,7 @@ def split_at(term: Term, first: int) -> tuple[Term, Term]:
     Raises:
         StructureClash: the cut goes through a factor.
     """
-    term = resolve(term)
+    term = whole(term)
     rest = term.size - first
     if isinstance(term, Uniform | Fixed):
         return resized(term, first), resized(term, rest)

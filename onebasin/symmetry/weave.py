@@ -13,9 +13,9 @@ from fractions import Fraction
 
 from torch import Tensor
 
-from onebasin.symmetry.axes import Atom, Family, Fixed, Reason, Term, Uniform, resolve, rigidify
+from onebasin.symmetry.axes import Atom, Family, Fixed, Parted, Reason, Term, Uniform, resolve, rigidify
 from onebasin.symmetry.constants import uniform_axes
-from onebasin.symmetry.unify import StructureClash, unify
+from onebasin.symmetry.unify import StructureClash, unify, whole
 from onebasin.trace import Graph, Node
 
 Power = Fraction | int | None
@@ -26,7 +26,14 @@ Index = tuple[int, ...]
 
 @dataclass(eq=False)
 class Value:
-    """One tensor of the traced function: the term of each axis; `zero` if all entries are 0 whatever the weights."""
+    """One tensor of the traced function: the term of each axis; `zero` if all entries are 0 whatever the weights.
+
+    An integer tensor may hold positions along an axis of another tensor (what `argmax`, `topk` and `sort` return):
+    `points` is the term of that axis. Whoever looks up entries by such positions follows the units when they change
+    places; any other use of the numbers makes the units rigid. Along its own axis `distinct` no position occurs twice.
+    `counts` marks 0, 1, 2, ... along one axis. A part of a parameter that is only read in parts says along which axis
+    and from which position on it lies (`part`).
+    """
 
     shape: tuple[int, ...]
     axes: list[Term]
@@ -34,6 +41,10 @@ class Value:
     constant: Tensor | None = None
     state_name: str = ""
     node: Node | None = None
+    points: Term | None = None
+    distinct: int | None = None
+    counts: bool = False
+    part: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -173,6 +184,12 @@ class Weave:
         """Nothing may move this value."""
         self.rigid(value, None, reason)
         self.pin(value)
+        self.expose(value, reason)
+
+    def expose(self, value: Value, reason: Reason) -> None:
+        """The numbers in `value` matter: if they are positions along an axis, its units may not change places."""
+        if value.points is not None:
+            rigidify(value.points, reason)
 
     def settle(self, value: Value, node: Node) -> Value:
         """Give up families: operations that compute want one term per axis."""
@@ -183,6 +200,7 @@ class Weave:
                 for member in resolved.members[1:]:
                     common = self.tie(common, member, node)
                 value.axes[axis] = common
+        value.axes[:] = [whole(term) if isinstance(term, Parted) else term for term in value.axes]
         return value
 
 

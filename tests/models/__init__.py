@@ -8,9 +8,11 @@ from .attention import ATTENTION
 from .convolution import CONVOLUTION
 from .dense import DENSE
 from .expect import Case, Expected
+from .graphs import GRAPHS
 from .hidden import HIDDEN, HIDING
 from .hub import HUB
 from .hub_vision import HUB_VISION
+from .lookup import LOOKUP
 from .mixed import MIXED
 from .pretrained import PRETRAINED, data_dir
 from .recurrent import RECURRENT
@@ -20,7 +22,7 @@ from .wiring import WIRING
 
 ALL: tuple[Case, ...] = (
     *(*DENSE, *TIED, *CONVOLUTION, *WIRING, *RESIDUAL, *RECURRENT, *HIDDEN),
-    *(*ATTENTION, *MIXED, *HUB, *HUB_VISION, *PRETRAINED),
+    *(*ATTENTION, *MIXED, *GRAPHS, *LOOKUP, *HUB, *HUB_VISION, *PRETRAINED),
 )
 
 # Found only in part so far: one space occurs twice on an axis (g and g' of a channel shuffle), and what hangs on each

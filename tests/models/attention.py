@@ -198,7 +198,75 @@ MIXER += "channel2.weight(u)&channel2.bias(u) norm3.weight(u)&norm3.bias(u) head
 IDS = tokens(3, 5, high=11)
 DEAD_KEY = "Not counted: the key bias is dead (softmax)"
 
+
+class CrossAttention(nn.Module):
+    """nn.TransformerDecoderLayer: the fused projection of its second attention reads two streams."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.target, self.memory = nn.Linear(3, 6), nn.Linear(4, 6)
+        self.layer = nn.TransformerDecoderLayer(6, 2, 7, 0.0, batch_first=True, norm_first=True)
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        return self.head(self.layer(self.target(x), torch.tanh(self.memory(memory))))
+
+
+class Seeds(nn.Module):
+    """Pooling by attention: two trained seeds ask, a set answers; nn.MultiheadAttention, 2 heads of 3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.seeds = nn.Linear(3, 6), nn.Parameter(torch.randn(1, 2, 6))
+        self.pool, self.head = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(12, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.body(x))
+        return self.head(self.pool(self.seeds.expand(len(x), -1, -1), x, x, need_weights=False)[0].flatten(1))
+
+
+def cross_attention_spaces() -> tuple[Expected, ...]:
+    """Rows 0:6 of the second attention's projection read the target, rows 6:18 the memory."""
+    at = "layer.multihead_attn."
+    stream = "target.weight(u)&target.bias(u) layer.self_attn.in_proj_weight(*,u) layer.linear1.weight(*,u) "
+    stream += f"layer.self_attn.out_proj.weight(u)&layer.self_attn.out_proj.bias(u) {at}in_proj_weight(0:6|*,u) "
+    stream += (
+        f"{at}out_proj.weight(u)&{at}out_proj.bias(u) layer.linear2.weight(u)&layer.linear2.bias(u) head.weight(*,u) "
+    )
+    stream += " ".join(f"layer.norm{i}.weight(u)&layer.norm{i}.bias(u)" for i in (1, 2, 3))
+    return (
+        Expected(6, scales=3, signs=3, legs=stream),
+        Expected(6, signs=1, legs=f"memory.weight(u)&memory.bias(u) {at}in_proj_weight(6:18|*,u)"),
+        *heads("layer.self_attn.", "in_proj_", "out_proj"),
+        *heads(at, "in_proj_", "out_proj"),
+        Expected(7, scales=1, legs="layer.linear1.weight(u)&layer.linear1.bias(u) layer.linear2.weight(*,u)"),
+    )
+
+
 ATTENTION: tuple[Case, ...] = (
+    Case(
+        "cross_attention",
+        seeded(CrossAttention),
+        lambda: (numbers(2, 5, 3)(), numbers(2, 4, 4, seed=2)()),
+        cross_attention_spaces(),
+        why="pre-norm: norms 1 to 3 against the self-attention, the queries of the second attention and the hidden "
+        "layer. The memory is a tanh layer read by keys and values alone",
+    ),
+    Case(
+        "attention_seeds",
+        seeded(Seeds),
+        numbers(4, 5, 3),
+        (
+            Expected(6, scales=1, legs="body.weight(u)&body.bias(u) pool.in_proj_weight(6:18|*,u)"),
+            Expected(2, legs="seeds(*,u) head.weight(*,u.6)"),
+            Expected(6, scales=1, signs=1, legs="seeds(*,*,u) pool.in_proj_weight(0:6|*,u)"),
+            Expected(6, scales=1, signs=1, legs="pool.out_proj.weight(u)&pool.out_proj.bias(u) head.weight(*,2.u)"),
+            *heads("pool.", "in_proj_", "out_proj"),
+        ),
+        why="queries read the seeds, keys and values the set: two spaces on the columns of one matrix. Seeds change "
+        "places with their columns of the head. Not counted: key biases",
+        extra=6,
+    ),
     Case(
         "encoder_prenorm_relu",
         seeded(lambda: Encoder(True, "relu")),

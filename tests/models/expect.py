@@ -51,6 +51,8 @@ class Case:
     needs: str = ""  # "transformers" or "data": skipped where absent
     # entrywise rescalings deliberately not counted: dead parameters, input and output axes, whole-layer gains
     extra: int = 0
+    # the function jumps where entries change their order (argmin, top-k): derivatives do not see what a factor does
+    steps: bool = False
 
 
 def seeded(factory: Callable[[], nn.Module], pictures: tuple[int, ...] = ()) -> Callable[[], nn.Module]:

@@ -123,6 +123,56 @@ def llama() -> tuple[Expected, ...]:
     return (Expected(7, scales=5, signs=6, legs=" ".join(stream)), *found)
 
 
+def falcon(groups: int, heads: int) -> tuple[Expected, ...]:
+    """One layer: for each of `groups` keys and values `heads` heads of queries, (heads + 2) x 4 fused rows in a group.
+
+    Without groups of its own (multi-query) attention and the hidden layer read one norm, else each has its own.
+    """
+    at, h = "model.transformer.", "model.transformer.h.0."
+    fused, out = f"{h}self_attention.query_key_value.weight", f"{h}self_attention.dense.weight"
+    up, down = f"{h}mlp.dense_h_to_4h.weight", f"{h}mlp.dense_4h_to_h.weight"
+    norms = ("input_layernorm",) if groups == 1 else ("ln_attn", "ln_mlp")
+    stream = [f"{at}word_embeddings.weight(*,u)", *[row(f"{h}{norm}") for norm in norms], row(f"{at}ln_f")]
+    stream += [f"{fused}(*,u)&{up}(*,u)"] if groups == 1 else [f"{fused}(*,u)", f"{up}(*,u)"]
+
+    def rows(first: int, last: int, where: str, group: str = f"a{groups}.") -> str:
+        spans = [(at * (heads + 2) + first, at * (heads + 2) + last) for at in range(groups)]
+        return f"{fused}({'+'.join(f'{4 * a}:{4 * b}' for a, b in spans)}|{group}{where})"
+
+    query, key, value = (0, heads), (heads, heads + 1), (heads + 1, heads + 2)
+    block = " ".join([*[rows(*span, "*", "u.") for span in (query, key, value)], f"{out}(*,u.*)"])
+    pairs = f"{rows(*query, f'{heads}.2.u')} {rows(*key, '2.u')}"
+    return (
+        Expected(
+            groups * heads * 4, scales=len(norms), signs=len(norms), legs=" ".join([*stream, f"{out}(u) {down}(u)"])
+        ),
+        *([Expected(groups, covered=(2, 2, 0, 0), legs=block, note="groups")] if groups > 1 else []),
+        Expected(heads, groups, legs=f"{rows(*query, 'u.4')} {out}(*,a{groups}.u.4)", note="heads of queries"),
+        Expected(2, groups, permutation=False, scales=1, signs=1, legs=pairs, note="rotary pairs"),
+        Expected(4, groups, scales=1, signs=1, legs=f"{rows(*value, 'u')} {out}(*,a{groups}.{heads}.u)", note="VO"),
+        Expected(11, legs=f"{up}(u) {down}(*,u)"),
+    )
+
+
+def build_falcon(groups: int, heads: int) -> Callable[[], nn.Module]:
+    """Falcon as in the 7B (multi-query) and 40B models (groups of queries)."""
+    return hub(
+        "FalconForCausalLM",
+        "FalconConfig",
+        vocab_size=19,
+        hidden_size=groups * heads * 4,
+        num_hidden_layers=1,
+        num_attention_heads=groups * heads,
+        num_kv_heads=groups,
+        new_decoder_architecture=groups > 1,
+        multi_query=True,
+        parallel_attn=True,
+        alibi=False,
+        bias=False,
+        ffn_hidden_size=11,
+    )
+
+
 TINY = {
     "hidden_size": 6,
     "num_hidden_layers": 2,
@@ -177,6 +227,21 @@ _CASES: tuple[Case, ...] = (
         IDS,
         llama(),
         why="five norm weights against their readers (scale and sign), and the sign of the stream itself; rotary pairs",
+    ),
+    Case(
+        "hub_falcon",
+        build_falcon(1, 3),
+        IDS,
+        falcon(1, 3),
+        why="queries, key and value are heads 0:3, 3 and 4 of one projection: their widths are spaces of their own. "
+        "The last norm is read by the embedding, which the stream pins",
+    ),
+    Case(
+        "hub_falcon_groups",
+        build_falcon(2, 3),
+        IDS,
+        falcon(2, 3),
+        why="the same in each of two groups, which change places as blocks",
     ),
 )
 

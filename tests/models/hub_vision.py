@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor, nn
+
 from .convolution import bn
-from .expect import Case, Expected, numbers
+from .expect import Case, Expected, numbers, seeded
 from .hub import TINY, attention, hub, row
 
 
@@ -30,6 +32,86 @@ def vit() -> tuple[Expected, ...]:
         found += attention(f"{own}query", f"{own}key", f"{own}value", f"{layer}attention.output.dense")
         found.append(Expected(11, legs=f"{row(f'{layer}intermediate.dense')} {layer}output.dense.weight(*,u)"))
     return (Expected(6, scales=5, signs=5, legs=" ".join(stream)), *found)
+
+
+class Reconstruction(nn.Module):
+    """ViT-MAE with the noise that chooses the hidden patches as an input, and positions that are trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import transformers
+
+        settings = transformers.ViTMAEConfig(
+            **{**TINY, "hidden_size": 8, "num_hidden_layers": 1}, image_size=8, patch_size=2, decoder_hidden_size=4,
+            decoder_num_hidden_layers=1, decoder_num_attention_heads=2, decoder_intermediate_size=7, mask_ratio=0.5,
+        )  # fmt: skip
+        self.model = transformers.ViTMAEForPreTraining(settings).requires_grad_(True)
+
+    def forward(self, pictures: Tensor, noise: Tensor) -> Tensor:
+        return self.model(pictures, noise=noise).logits
+
+
+def block(layer: str, width: int, heads: int, hidden: int, deep: str = "") -> tuple[list[str], tuple[Expected, ...]]:
+    """A pre-norm layer: its legs in the stream, and its spaces; `deep` is a table of positions by head."""
+    own, out, size = (
+        f"{layer}attention.{'self' if deep else 'attention'}.",
+        f"{layer}attention.output.dense",
+        width // heads,
+    )
+    read = [f"{own}{name}" for name in ("query", "key", "value")]
+    stream = [row(f"{layer}layernorm_before"), "&".join(f"{name}.weight(*,u)" for name in read), row(out)]
+    stream += [row(f"{layer}layernorm_after"), f"{layer}intermediate.dense.weight(*,u)", row(f"{layer}output.dense")]
+    blocks = " ".join(
+        [
+            *[row(name, f"u.{size}") for name in read],
+            f"{out}.weight(*,u.{size})",
+            *([f"{own}{deep}(*,u)"] if deep else []),
+        ]
+    )
+    inside, qk = f"a{heads}.u", " ".join(row(name, f"a{heads}.u") for name in read[:2])
+    return stream, (
+        Expected(heads, covered=(2, 2, 0, 0), legs=blocks, note="heads"),
+        Expected(size, heads, scales=1, signs=1, legs=qk, note="QK"),
+        Expected(size, heads, scales=1, signs=1, legs=f"{row(read[2], inside)} {out}.weight(*,{inside})", note="VO"),
+        Expected(hidden, legs=f"{row(f'{layer}intermediate.dense')} {layer}output.dense.weight(*,u)"),
+    )
+
+
+def vit_mae() -> tuple[Expected, ...]:
+    """Patches are gathered by position, so units of the stream pass; the decoder has a stream of its own."""
+    at, deep = "model.vit.", "model.decoder."
+    stem = f"{at}embeddings."
+    tokens = f"{stem}cls_token(*,*,u) {stem}position_embeddings(*,*,u) {row(f'{stem}patch_embeddings.projection')}"
+    stream, found = block(f"{at}encoder.layer.0.", 8, 2, 11)
+    upper, others = block(f"{deep}decoder_layers.0.", 4, 2, 7)
+    stream += [tokens, row(f"{at}layernorm"), f"{deep}decoder_embed.weight(*,u)"]
+    upper += [f"{row(f'{deep}decoder_embed')} {deep}mask_token(*,*,u) {deep}decoder_pos_embed(*,*,u)"]
+    upper += [row(f"{deep}decoder_norm"), f"{deep}decoder_pred.weight(*,u)"]
+    return (
+        Expected(8, scales=3, signs=3, legs=" ".join(stream)),
+        Expected(4, scales=3, signs=3, legs=" ".join(upper)),
+        *found,
+        *others,
+    )
+
+
+def swin() -> tuple[Expected, ...]:
+    """Two stages of 6 and 12 channels; between them four neighbours are normalised and read as 4 x 6 columns."""
+    at, table = "model.swin.", "relative_position_bias_table"
+    down = f"{at}encoder.layers.0.downsample."
+    stream = [row(f"{at}embeddings.patch_embeddings.projection"), row(f"{at}embeddings.norm")]
+    legs, found = block(f"{at}encoder.layers.0.blocks.0.", 6, 2, 12, table)
+    stream += legs
+    for start in range(0, 24, 6):
+        stream += [row(f"{down}norm", f"{start}:{start + 6}|u"), f"{down}reduction.weight(*,{start}:{start + 6}|u)"]
+    legs, spaces = block(f"{at}encoder.layers.1.blocks.0.", 12, 3, 24, table)
+    upper = [f"{down}reduction.weight(u)", *legs, row(f"{at}layernorm"), "model.classifier.weight(*,u)"]
+    return (
+        Expected(6, scales=6, signs=6, legs=" ".join(stream)),
+        Expected(12, scales=3, signs=3, legs=" ".join(upper)),
+        *found,
+        *spaces,
+    )
 
 
 def unit(name: str) -> str:
@@ -169,6 +251,32 @@ _CASES: tuple[Case, ...] = (
         why="expanded widths meet relu6 twice (two norms, nothing else); bottleneck streams have no activation: "
         "scale and sign, "
         "and one norm per block that writes",
+    ),
+    Case(
+        "hub_swin",
+        hub(
+            "SwinForImageClassification",
+            "SwinConfig",
+            image_size=8,
+            patch_size=2,
+            embed_dim=6,
+            depths=[1, 1],
+            num_heads=[2, 3],
+            window_size=2,
+            mlp_ratio=2.0,
+            num_labels=3,
+        ),
+        numbers(1, 3, 8, 8),
+        swin(),
+        why="windows move positions only; heads change places with their table of positions; before the merging each "
+        "neighbour's channel has a norm weight of its own: 4 of the 6 scales",
+    ),
+    Case(
+        "hub_vit_mae",
+        seeded(Reconstruction),
+        lambda: (numbers(2, 3, 8, 8)(), numbers(2, 16, seed=3)()),
+        vit_mae(),
+        why="three norms against their readers in the encoder, three in the decoder",
     ),
 )
 

@@ -1,4 +1,8 @@
-"""Operations that address entries by their position: the addressed axes are rigid, the others pass."""
+"""Operations that read or write entries by their position.
+
+The addressed axes are rigid, the others pass; unless the address was computed from the same units (the codebook entry
+that `argmin` found nearest): then it moves with them.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,43 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from onebasin.symmetry.axes import Reason, Term, atoms
+import torch
+
+from onebasin.symmetry.axes import Fixed, Reason, Term, Uniform, atoms
+from onebasin.symmetry.rules.cut import cat, window
+from onebasin.symmetry.rules.pointwise import alike
 from onebasin.symmetry.rules.registry import rule
-from onebasin.symmetry.weave import Part, Value, Weave
+from onebasin.symmetry.weave import Part, Power, Value, Weave
 from onebasin.trace import Node
 
 
-def _addressed(weave: Weave, node: Node, x: Value, gone: Sequence[int], where: int, fresh: Sequence[Term]) -> Value:
-    """Axes `gone` of x are looked up by position; the lookup's axes `fresh` stand at `where` among the kept ones."""
-    weave.settle(x, node)
-    for axis in gone:
+def _look_up(weave: Weave, node: Node, x: Value, axis: int, index: Value | None) -> None:
+    """Say that positions along an axis of x are looked up by `index` (None: by something whose numbers matter)."""
+    if index is None or index.points is None:
         weave.rigid(x, axis, Reason("its entries are looked up by position", node))
-        weave.pin(x, axis)
+    else:
+        _follow(weave, node, x.axes[axis], index)
+    weave.pin(x, axis)
+
+
+def _follow(weave: Weave, node: Node, term: Term, index: Value) -> Term:
+    """Tie an axis to the one whose positions `index` holds.
+
+    The units may then not be permuted differently for each index of another space (fibres): nobody checked that the
+    address and what it addresses agree on that index. A value that holds the units alone forbids it.
+    """
+    assert index.points is not None
+    weave.value([index.points], node=node)
+    return weave.tie(index.points, term, node)
+
+
+def _addressed(
+    weave: Weave, node: Node, x: Value, gone: dict[int, Value | None], where: int, fresh: Sequence[Term]
+) -> Value:
+    """Axes `gone` of x are looked up by their index; the lookup's axes `fresh` stand at `where` among the kept ones."""
+    weave.settle(x, node)
+    for axis, index in gone.items():
+        _look_up(weave, node, x, axis, index)
     kept = [axis for axis in range(len(x.shape)) if axis not in gone]
     axes = [x.axes[axis] for axis in kept]
     axes[where:where] = fresh
@@ -31,42 +60,258 @@ def _addressed(weave: Weave, node: Node, x: Value, gone: Sequence[int], where: i
 
 
 def _unmoved(weave: Weave, node: Node, index: Value) -> list[Term]:
-    """An index must be the same for all networks of an orbit."""
+    """An index must be the same for all networks of an orbit; the axes of what it looks up."""
     if any(atoms(term) for term in index.axes):
-        weave.freeze(index, Reason("it is used as an address", node))
+        weave.rigid(index, None, Reason("it is used as an address", node))
+        weave.pin(index)
     return index.axes
 
 
-@rule("embedding")
+@rule("embedding", follows=True)
 def embedding(weave: Weave, node: Node, weight: Value, index: Value, *_: Any, **__: Any) -> Value:
     """Rows of a table: rows are rigid, columns are units of a stream."""
-    return _addressed(weave, node, weight, [0], 0, _unmoved(weave, node, index))
+    return _addressed(weave, node, weight, {0: index}, 0, _unmoved(weave, node, index))
 
 
-@rule("index_select")
+@rule("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag")
+def embedding_bag(
+    weave: Weave, node: Node, weight: Value, index: Value, offsets: Value, *rest: Any, **options: Any
+) -> Any:
+    """Sum, mean or maximum of rows of a table, bag by bag: rows are rigid, columns are units of a stream."""
+    mode = options.get("mode", rest[1] if len(rest) > 1 else 0)
+    for value in (index, offsets, *rest, *options.values()):
+        if isinstance(value, Value):
+            weave.freeze(value, Reason("it says which rows of a table are added", node))
+    readers = {user.arguments[1]: user for user in node.users if user.operation == "getitem"}
+    if any(number > 0 and reader.users for number, reader in readers.items()) or 0 not in readers:
+        weave.freeze(weight, Reason("counts or positions inside its bags are used", node, explained=False))
+        return {number: weave.fixed(reader.shape or (), reader) for number, reader in readers.items()}
+    bags = (readers[0].shape or (0,))[0]
+    out = _addressed(weave, node, weight, {0: None}, 0, [Fixed(bags)])
+    if mode == 2:  # a maximum: positive factors pass
+        weave.pin(out, kinds=("sign",))
+        weave.pin(weight, kinds=("sign",))
+    return {0: out}
+
+
+@rule("index_select", follows=True)
 def index_select(weave: Weave, node: Node, x: Value, dim: int, index: Value) -> Value:
     """Positions of one axis."""
-    return _addressed(weave, node, x, [dim % len(x.shape)], dim % len(x.shape), _unmoved(weave, node, index))
+    dim %= len(x.shape)
+    if runs := _runs(x, dim, index):
+        return cat(weave, node, [window(weave, node, x, dim, first, length) for first, length in runs], dim)
+    return _addressed(weave, node, x, {dim: index}, dim, _unmoved(weave, node, index))
 
 
-@rule("index", "_unsafe_index")
+def _places(indices: Sequence[Value | None]) -> tuple[dict[int, Value], int]:
+    """Which axis each index of an advanced indexing looks up, and where the indices' axes stand in the result."""
+    used = {axis: index for axis, index in enumerate(indices) if index is not None}
+    scattered = any(axis + 1 != later for axis, later in itertools.pairwise(used))
+    return used, 0 if scattered else next(iter(used))  # indices that do not stand side by side put their axes first
+
+
+def _is_mask(index: Value | None) -> bool:
+    return index is not None and (
+        index.constant.dtype if index.constant is not None else index.node.dtype if index.node is not None else None
+    ) in (torch.bool, torch.uint8)
+
+
+@rule("index", "_unsafe_index", follows=True)
 def index_tensor(weave: Weave, node: Node, x: Value, indices: Sequence[Value | None]) -> Value:
     """Advanced indexing."""
     assert node.shape is not None
-    used = [axis for axis, index in enumerate(indices) if index is not None]
-    given = [index for index in indices if index is not None]
-    scattered = any(axis + 1 != later for axis, later in itertools.pairwise(used))
-    where = 0 if scattered else used[0]  # indices that do not stand side by side put their axes first
-    for index in given:
+    if any(_is_mask(index) for index in indices):
+        for value in (x, *[index for index in indices if index is not None]):
+            weave.freeze(value, Reason("entries are picked by a mask", node, explained=False))
+        return weave.fixed(node.shape)
+    used, where = _places(indices)
+    if len(used) == 1 and (runs := _runs(x, where, used[where])):
+        return cat(weave, node, [window(weave, node, x, where, first, length) for first, length in runs], where)
+    for index in used.values():
         _unmoved(weave, node, index)
     rank = len(node.shape) - (len(x.shape) - len(used))
     fresh = weave.fixed(node.shape[where : where + rank]).axes
-    return _addressed(weave, node, x, used, where, fresh)
+    return _addressed(weave, node, x, dict(used), where, fresh)
 
 
-@rule("gather", "take_along_dim")
+FEW_RUNS = 16
+
+
+def _runs(x: Value, axis: int, index: Value) -> list[tuple[int, int]]:
+    """A constant index as (first, length) of runs of neighbours; [] if it is none, or units are not concerned."""
+    if index.constant is None or index.constant.dim() != 1 or not atoms(x.axes[axis]):
+        return []
+    runs: list[tuple[int, int]] = []
+    for position in index.constant.tolist():
+        place = position % x.shape[axis]
+        first, length = runs[-1] if runs else (place, 0)
+        if place == first + length:
+            runs[-1:] = [(first, length + 1)]
+        else:
+            runs.append((place, 1))
+    return runs if len(runs) <= FEW_RUNS else []
+
+
+@rule("index_put", "_unsafe_index_put", follows=True)
+def index_put(
+    weave: Weave, node: Node, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
+) -> Value:
+    """`x[indices] = values` or `+= values`: positions that are written to are rigid, the other axes are in step."""
+    if any(_is_mask(index) for index in indices):
+        (mask, *more) = [index for index in indices if index is not None]
+        if more or accumulate or values.shape not in ((), (1,)) or mask.shape != x.shape:
+            for value in (x, values, mask, *more):
+                weave.freeze(value, Reason("entries are written by a mask", node, explained=False))
+            return weave.fixed(x.shape)
+        weave.pin(mask)  # as in where(mask, values, x)
+        return alike(weave, node, [x, values], beside=[mask])
+    weave.settle(x, node)
+    weave.settle(values, node)
+    used, where = _places(indices)
+    for axis, index in used.items():
+        weave.expose(index, Reason("its entries are written by position", node))
+        _unmoved(weave, node, index)
+        weave.rigid(x, axis, Reason("its entries are written by position", node))
+        weave.pin(x, axis)
+    fresh = torch.broadcast_shapes(*[index.shape for index in used.values()])
+    kept = [axis for axis in range(len(x.shape)) if axis not in used]
+    names = [f"kept {axis}" for axis in kept]
+    names[where:where] = [f"written {i}" for i in range(len(fresh))]
+    names = names[len(names) - len(values.shape) :]
+    table: dict[str, Term] = {f"kept {axis}": x.axes[axis] for axis in kept}
+    labels = []
+    for number, (name, term) in enumerate(zip(names, values.axes, strict=True)):
+        if name in table and term.size == table[name].size:
+            table[name] = weave.tie(table[name], term, node)
+        else:
+            if name not in table and not (accumulate and _all_alike(used, len(fresh), name)):
+                weave.rigid(values, number, Reason("its entries are written by position", node))
+            name = f"stretched {number}"
+            table[name] = term
+        labels.append(name)
+    axes = [table[f"kept {axis}"] if axis in kept else _position(x.shape[axis]) for axis in range(len(x.shape))]
+    return _written(weave, node, (x, axes), (values, labels), table, [f"kept {axis}" for axis in range(len(axes))])
+
+
+def _all_alike(used: dict[int, Value], rank: int, name: str) -> bool:
+    """Whether all indices are the same along one of their common axes: then all is added up at one place."""
+    back = rank - int(name.split()[1])
+    return all(len(i.shape) < back or isinstance(i.axes[len(i.shape) - back], Uniform) for i in used.values())
+
+
+def _position(size: int) -> Term:
+    return Uniform(1) if size == 1 else Fixed(size)
+
+
+def _written(
+    weave: Weave,
+    node: Node,
+    base: tuple[Value, list[Term]],
+    source: tuple[Value, Sequence[str]],
+    table: dict[str, Term],
+    names: Sequence[str],
+    powers: tuple[Power, Power] = (1, 1),
+) -> Value:
+    """The result of writing `source` into `base`: both carry the factors of the result.
+
+    Along labels that only the source has its entries are added up, so there it carries none.
+    """
+    (x, axes), (values, labels) = base, source
+    out = weave.value(axes, zero=x.zero and values.zero, node=node)
+    for name, term in zip(names, axes, strict=True):
+        table.setdefault(name, term)
+    weave.relate(out, names, [Part(x, tuple(names), *powers)], table)
+    weave.relate(out, names, [Part(values, tuple(labels), *powers)], table)
+    return out
+
+
+REDUCED: dict[str | None, tuple[Power, Power]] = {
+    None: (1, 1), "add": (1, 1), "sum": (1, 1), "mean": (1, 1), "amax": (1, None), "amin": (1, None),
+}  # fmt: skip
+
+
+@rule("scatter_add", "scatter", "scatter_reduce", follows=True)
+def scatter(
+    weave: Weave, node: Node, x: Value, dim: int, index: Value, source: Any, *rest: Any, reduce: Any = None, **_: Any
+) -> Value:
+    """`x[index[i, j], j] = source[i, j]`, or added, averaged, their extremes: the other axes are in step."""
+    reduce = reduce or (rest[0] if rest else "sum" if node.short == "scatter_add" else None)
+    values = source if isinstance(source, Value) else weave.constant(torch.full(index.shape, source))
+    for value in (x, index, values):
+        weave.settle(value, node)
+    dim = dim % len(x.shape) if x.shape else 0
+    others = [axis for axis in range(len(x.shape)) if axis != dim]
+    if not x.shape or values.shape != index.shape or any(index.shape[axis] != x.shape[axis] for axis in others):
+        for value in (x, index, values):
+            weave.freeze(value, Reason("a scatter writes a part of it", node, explained=False))
+        return weave.fixed(x.shape)
+    weave.pin(index)
+    weave.pin(x, dim)
+    table = {
+        str(axis): weave.tie(weave.tie(x.axes[axis], values.axes[axis], node), index.axes[axis], node)
+        for axis in others
+    }
+    reason = Reason("its entries are written by position", node)
+    # Of several entries for one place the last one stays, so that their order matters: unless they are added up or all
+    # alike, or no place is written to twice.
+    in_any_order = reduce is not None or not isinstance(source, Value) or index.distinct == dim
+    if not in_any_order:
+        for value in (values, index):
+            weave.rigid(value, dim, reason)
+    table["written"] = weave.tie(values.axes[dim], index.axes[dim], node)
+    if in_any_order and index.points is not None:
+        table[str(dim)] = _follow(weave, node, x.axes[dim], index)
+    else:
+        weave.expose(index, reason)
+        weave.rigid(x, dim, reason)
+        table[str(dim)] = _position(x.shape[dim])
+    names = [str(axis) for axis in range(len(x.shape))]
+    axes = [table[name] for name in names]
+    labels = ["written" if axis == dim else str(axis) for axis in range(len(axes))]
+    out = _written(weave, node, (x, axes), (values, labels), table, names, REDUCED.get(reduce, (None, None)))
+    weave.pin(out, dim)
+    return out
+
+
+@rule("gather", follows=True)
 def gather(weave: Weave, node: Node, x: Value, dim: int, index: Value, **_: Any) -> Value:
-    """Entries picked along one axis for each position of the others."""
-    weave.freeze(x, Reason("its entries are gathered by position", node))
-    weave.freeze(index, Reason("it is used as an address", node))
-    return weave.fixed(index.shape)
+    """Entries picked along one axis for each position of the others, along which x and index are in step."""
+    weave.settle(x, node)
+    weave.settle(index, node)
+    if not x.shape:
+        return x
+    dim %= len(x.shape)
+    _look_up(weave, node, x, dim, index)
+    weave.pin(index)
+    axes, table = list(index.axes), {"looked up": x.axes[dim]}
+    labels = ["looked up" if axis == dim else str(axis) for axis in range(len(x.shape))]
+    for axis, term in enumerate(x.axes):
+        if axis == dim:
+            continue
+        if index.shape[axis] == x.shape[axis]:
+            axes[axis] = table[str(axis)] = weave.tie(term, axes[axis], node)
+        else:  # only the first positions are read
+            weave.rigid(x, axis, Reason("only a part of it is read", node))
+            weave.pin(x, axis)
+            labels[axis] = f"part {axis}"
+            table[labels[axis]] = term
+    names = [str(axis) for axis in range(len(axes))]
+    table = {**dict(zip(names, axes, strict=True)), **table}
+    out = weave.value(axes, zero=x.zero, node=node)
+    weave.relate(out, names, [Part(x, tuple(labels))], table)
+    return out
+
+
+@rule("unfold")
+def windows(weave: Weave, node: Node, x: Value, dim: int, *_: Any, **__: Any) -> Value:
+    """Windows that slide along an axis: (..., positions, ..., offset in the window)."""
+    assert node.shape is not None
+    if not x.shape:
+        return weave.fixed(node.shape)
+    dim %= len(x.shape)
+    slid = _addressed(weave, node, x, {dim: None}, dim, [_position(node.shape[dim])])
+    axes = [*slid.axes, _position(node.shape[-1])]
+    out = weave.value(axes, zero=x.zero, node=node)
+    names = [str(axis) for axis in range(len(axes))]
+    weave.relate(out, names, [Part(slid, tuple(names[:-1]))], dict(zip(names, axes, strict=True)))
+    return out

@@ -7,7 +7,8 @@ from typing import Any
 
 from onebasin.symmetry.axes import Fixed, Reason, Term
 from onebasin.symmetry.rules.pointwise import alike
-from onebasin.symmetry.rules.reduce import beside
+from onebasin.symmetry.rules.rearrange import unsqueeze
+from onebasin.symmetry.rules.reduce import beside, norm
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.rules.reshape import reshaped
 from onebasin.symmetry.weave import Part, Value, Weave
@@ -74,6 +75,28 @@ def linear(weave: Weave, node: Node, x: Value, weight: Value, bias: Value | None
     letters = "abcdefgh"[: len(x.shape) - 1]
     out = contract(weave, node, [(x, letters + "k"), (weight, "nk")], letters + "n")
     return out if bias is None else alike(weave, node, [out, bias])
+
+
+@rule("_trilinear")
+def trilinear(
+    weave: Weave, node: Node, a: Value, b: Value, c: Value, *expanded_and_summed: Sequence[int], **_: Any
+) -> Value:
+    """Three tensors multiplied and summed (nn.Bilinear): each lacks the axes it is expanded along."""
+    *expanded, summed = expanded_and_summed[:4]
+    letters = "abcdefgh"[: len(a.shape) + len(expanded[0])]
+    operands = [
+        (value, "".join(letter for axis, letter in enumerate(letters) if axis not in missing))
+        for value, missing in zip((a, b, c), expanded, strict=True)
+    ]
+    out = "".join(letter for axis, letter in enumerate(letters) if axis not in summed)
+    return contract(weave, node, operands, out)
+
+
+@rule("_cdist_forward", "cdist")
+def distances(weave: Weave, node: Node, a: Value, b: Value, order: float = 2.0, *_: Any) -> Value:
+    """Distances of the rows of two matrices: the norm of their differences."""
+    rows, columns = unsqueeze(weave, node, a, len(a.shape) - 1), unsqueeze(weave, node, b, len(b.shape) - 2)
+    return norm(weave, node, alike(weave, node, [rows, columns]), order, -1)
 
 
 @rule("convolution", "conv1d", "conv2d", "conv3d")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from onebasin.symmetry.axes import Enumerated, Family, Fixed, Reason, Term, Uniform, atoms, concat, resolve
+from onebasin.symmetry.axes import Enumerated, Family, Fixed, Parted, Reason, Term, Uniform, atoms, concat, resolve
 from onebasin.symmetry.rules.rearrange import expand, squeeze, unsqueeze
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.unify import StructureClash, split_at, split_off
@@ -24,14 +25,20 @@ def slice_axis(
     length = node.shape[dim]
     if step == 1 and length == x.shape[dim]:
         return x
-    return _window(weave, node, x, dim, first, length, step)
+    return window(weave, node, x, dim, first, length, step)
 
 
-def _window(weave: Weave, node: Node, x: Value, dim: int, first: int, length: int, step: int = 1) -> Value:
+def window(weave: Weave, node: Node, x: Value, dim: int, first: int, length: int, step: int = 1) -> Value:
+    """`length` positions along an axis from `first` on, `step` apart."""
     term = resolve(x.axes[dim])
     if isinstance(term, Enumerated) and length == 1:
         return unsqueeze(weave, node, select(weave, node, x, dim, first), dim)
-    if isinstance(term, Enumerated | Family):
+    if isinstance(term, Parted) and step == 1:
+        starts = list(itertools.accumulate((piece.size for piece in term.pieces), initial=0))
+        number = starts.index(first) if first in starts[:-1] else -1
+        if number >= 0 and term.pieces[number].size == length:
+            return _piece(weave, node, x, (dim, first, number), term)
+    if isinstance(term, Enumerated | Family | Parted):
         weave.settle(x, node)
         term = resolve(x.axes[dim])
     try:
@@ -49,6 +56,16 @@ def _window(weave: Weave, node: Node, x: Value, dim: int, first: int, length: in
         return (*index[:dim], i, *index[dim + 1 :]) if remainder == 0 and 0 <= i < length else None
 
     weave.move(x, out, forth, lambda index: (*index[:dim], first + step * index[dim], *index[dim + 1 :]))
+    return out
+
+
+def _piece(weave: Weave, node: Node, x: Value, place: tuple[int, int, int], token: Parted) -> Value:
+    """One piece of an axis that is only read in pieces, with what hangs on it."""
+    dim, first, number = place
+    axes = [t.members[number] if isinstance(t := resolve(a), Family) and t.token is token else a for a in x.axes]
+    axes[dim] = token.pieces[number]
+    out = weave.value(axes, zero=x.zero, node=node)
+    _place(weave, out, x, dim, first, reverse=True)
     return out
 
 
@@ -85,7 +102,7 @@ def select(weave: Weave, node: Node, x: Value, dim: int, index: int) -> Value:
             lambda i: (*i[:dim], index, *i[dim:]),
         )
         return out
-    return squeeze(weave, node, _window(weave, node, x, dim, index, 1), dim)
+    return squeeze(weave, node, window(weave, node, x, dim, index, 1), dim)
 
 
 @rule("unbind")
@@ -103,7 +120,7 @@ def split(weave: Weave, node: Node, x: Value, sizes: Any, dim: int = 0) -> tuple
         size = -(-length // sizes) if "chunk" in node.operation else sizes
         sizes = [min(size, length - start) for start in range(0, length, size)]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    return tuple(_window(weave, node, x, dim, start, size) for start, size in zip(starts, sizes, strict=True))
+    return tuple(window(weave, node, x, dim, start, size) for start, size in zip(starts, sizes, strict=True))
 
 
 @rule("cat", "concat")
@@ -129,15 +146,20 @@ def cat(weave: Weave, node: Node, values: Sequence[Value], dim: int = 0) -> Valu
     return out
 
 
-def _place(weave: Weave, piece: Value, whole: Value, dim: int, start: int) -> None:
-    """Record that `piece` stands in `whole` from `start` on."""
+def _place(weave: Weave, piece: Value, whole: Value, dim: int, start: int, reverse: bool = False) -> None:
+    """Record that `piece` stands in `whole` from `start` on; `reverse` where it was taken from there."""
     stop = start + piece.shape[dim]
-    weave.move(
-        piece,
-        whole,
-        lambda index: (*index[:dim], index[dim] + start, *index[dim + 1 :]),
-        lambda index: (*index[:dim], index[dim] - start, *index[dim + 1 :]) if start <= index[dim] < stop else None,
-    )
+
+    def into(index: Index) -> Index:
+        return (*index[:dim], index[dim] + start, *index[dim + 1 :])
+
+    def out_of(index: Index) -> Index | None:
+        return (*index[:dim], index[dim] - start, *index[dim + 1 :]) if start <= index[dim] < stop else None
+
+    if reverse:
+        weave.move(whole, piece, out_of, into)
+    else:
+        weave.move(piece, whole, into, out_of)
 
 
 @rule("constant_pad_nd")
@@ -149,7 +171,7 @@ def pad(weave: Weave, node: Node, x: Value, widths: Sequence[int], fill: float =
         before, after = widths[2 * number], widths[2 * number + 1]
         if before < 0 or after < 0:
             length = x.shape[dim] + min(before, 0) + min(after, 0)
-            x = _window(weave, node, x, dim, max(-before, 0), length)
+            x = window(weave, node, x, dim, max(-before, 0), length)
         before, after = max(before, 0), max(after, 0)
         if before or after:
             x = _padded(weave, node, x, (dim, before, after), fill)
@@ -183,7 +205,7 @@ def slice_scatter(
         return weave.fixed(x.shape)
     last = first + piece.shape[dim]
     around = [(0, first), (last, x.shape[dim] - last)]
-    before, after = (_window(weave, node, x, dim, begin, size) if size else None for begin, size in around)
+    before, after = (window(weave, node, x, dim, begin, size) if size else None for begin, size in around)
     return cat(weave, node, [value for value in (before, piece, after) if value is not None], dim)
 
 

@@ -35,6 +35,7 @@ def layer_norm(
     root_mean_square = "rms" in node.operation
     stat = statistic(weave, node, x, range(-len(shape), 0))
     if not root_mean_square:
+        statistic(weave, node, x, range(-len(shape), 0), sign=1)
         for axis in range(len(x.shape) - len(shape), len(x.shape)):
             weave.pin(x, axis)  # a mean is taken along it; only the sign of all its entries together passes
     x_hat = passing(weave, node, [x], [(None, 1)])
@@ -50,6 +51,7 @@ def group_norm(weave: Weave, node: Node, x: Value, weight: Any, bias: Any, *rest
     groups = rest[3]
     split_up = reshaped(weave, node, x, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
     stat = statistic(weave, node, split_up, range(2, len(split_up.shape)))
+    statistic(weave, node, split_up, range(2, len(split_up.shape)), sign=1)
     for axis in range(2, len(split_up.shape)):
         weave.pin(split_up, axis)  # a mean is taken along it; only the sign of a whole group passes
     x_hat = passing(weave, node, [split_up], [(None, 1)])
@@ -115,6 +117,7 @@ def batch_statistics_norm(weave: Weave, node: Node, x: Value, weight: Any, bias:
     for axis in others:
         weave.pin(x, axis)
     stat = statistic(weave, node, x, others)
+    statistic(weave, node, x, others, sign=1)
     x_hat = passing(weave, node, [x], [(None, 1)])
     out = _affine(weave, node, x_hat, _per_channel(weave, node, weight, x), _per_channel(weave, node, bias, x))
     return out, stat, stat

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from onebasin.symmetry.axes import Term, Uniform
+from onebasin.symmetry.axes import Reason, Term, Uniform
 from onebasin.symmetry.rules.registry import RULES, rule
 from onebasin.symmetry.weave import Part, Power, Value, Weave
 from onebasin.trace import Node
@@ -199,13 +199,37 @@ def extreme(weave: Weave, node: Node, x: Value, y: Value) -> Value:
     return alike(weave, node, [x, y], (1, None))
 
 
-@rule("gt", "lt", "ge", "le", "eq", "ne")
+@rule("eq", follows=True)
+def equal(weave: Weave, node: Node, x: Value, y: Any) -> Value:
+    """A comparison; positions against 0, 1, 2, ... along a new axis are a one-hot code: that axis holds their units."""
+    if isinstance(y, Value) and (x.points is None) != (y.points is None):
+        index, count = (x, y) if x.points is not None else (y, x)
+        assert index.points is not None
+        wide = next((len(count.shape) - axis for axis, size in enumerate(count.shape) if size > 1), 0)
+        alone = wide and (len(index.shape) < wide or index.shape[-wide] == 1)
+        if count.counts and alone and index.points.size == count.shape[-wide]:
+            weave.value([index.points], node=node)  # as in a lookup: no fibres
+            code = weave.value([index.points, *[Uniform(1)] * (wide - 1)], node=node)
+            return passing(weave, node, [index, code], [(0, 0), (None, None)])
+    for value in tensors(x, y):
+        weave.expose(value, Reason("its units are told by their position", node))
+    return compare(weave, node, x, y)
+
+
+@rule("gt", "lt", "ge", "le", "ne")
 def compare(weave: Weave, node: Node, x: Value, y: Any) -> Value:
     """A comparison; with the number 0 its outcome does not depend on positive scales."""
     if isinstance(y, Value) or y != 0:
         return plain(weave, node, x, y)
     even = node.short in ("eq", "ne")
     return passing(weave, node, [x], [(0, 0 if even else None)])
+
+
+@rule("native_dropout")
+def dropout(weave: Weave, node: Node, x: Value, *_: Any) -> tuple[Value, Value]:
+    """Dropout that is always on: the mask is drawn by position, so units stay where they are; factors pass."""
+    mask = weave.fixed(x.shape, node, Reason("it meets random numbers, which are drawn by position", node))
+    return passing(weave, node, [x, mask], [(1, 1), (0, 0)]), mask
 
 
 @rule("where")

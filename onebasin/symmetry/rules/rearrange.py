@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from onebasin.symmetry.axes import Fixed, Reason, Term, Uniform, atoms, product
+from onebasin.symmetry.axes import Fixed, Reason, Term, Uniform, product, resolve
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.weave import Index, Value, Weave
 from onebasin.trace import Node
@@ -116,7 +116,10 @@ def flip(weave: Weave, node: Node, x: Value, dims: Sequence[int]) -> Value:
     for dim in flipped:
         weave.rigid(x, dim, Reason("its order is reversed", node))
         weave.pin(x, dim)
-    axes = [Fixed(term.size) if axis in flipped and atoms(term) else term for axis, term in enumerate(x.axes)]
+    axes = [
+        Fixed(term.size) if axis in flipped and not isinstance(resolve(term), Uniform) else term
+        for axis, term in enumerate(x.axes)
+    ]
     out = weave.value(axes, zero=x.zero, node=node)
 
     def turn(index: Index) -> Index:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from onebasin.symmetry.axes import Fixed, Reason, Uniform, atoms
+from onebasin.symmetry.axes import Fixed, Reason, Uniform
 from onebasin.symmetry.rules.pointwise import passing, plain
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.weave import Part, Power, Value, Weave
@@ -69,9 +69,101 @@ def extreme_with_position(weave: Weave, node: Node, x: Value, dim: Any = None, k
     out = reduced(weave, node, x, dim, keepdim, (1, None))
     if dim is None:
         return out
-    if any(user.arguments[1] == 1 and user.users for user in node.users):
-        weave.rigid(x, dim, Reason("the position of its largest entry is used", node))
-    return out, beside(weave, node, out)
+    return out, positions(weave, node, x, dim, beside(weave, node, out))
+
+
+def positions(weave: Weave, node: Node, x: Value, dim: int, index: Value) -> Value:
+    """Say that `index` holds positions along an axis of x, found by comparing its entries.
+
+    Where entries are equal (zeros behind a relu) the place decides, and the units are rigid if the positions are used.
+    """
+    index.points = x.axes[dim]
+    read = node.users if node.shape is not None else [u for g in node.users if g.arguments[1] == 1 for u in g.users]
+    if read and not differ(x.node, dim % len(x.shape) == len(x.shape) - 1):
+        weave.expose(index, Reason("the positions of its largest entries are used, and entries may be equal", node))
+    return index
+
+
+INJECTIVE = {
+    "neg", "exp", "tanh", "sigmoid", "sqrt", "log", "atan", "clone", "alias", "detach", "contiguous", "_to_copy",
+    "unsqueeze", "squeeze", "permute", "transpose", "t", "slice", "select", "native_layer_norm",
+}  # fmt: skip
+SAME_ORDER = {"view", "_unsafe_view", "reshape"}
+
+
+def differ(node: Node | None, last: bool) -> bool:
+    """Whether the entries of a result all differ, save for inputs and weights of measure zero.
+
+    `last`: it is enough if they do along the last axis. Behind a relu many entries are 0, and so are all products with
+    a layer that is dead for an input; a bias makes them differ along its own axis.
+    """
+    if node is None or node.kind in ("state", "input"):
+        return node is not None and node.dtype is not None and node.dtype.is_floating_point and not node.buffer
+    parents, name = node.parents(), node.short
+    last = last and bool(node.shape) and name not in ("permute", "transpose", "t", "unsqueeze", "squeeze", "select")
+    if name in ("mm", "bmm", "mul", "div"):
+        return all(differ(parent, last and name in ("mul", "div")) for parent in parents)
+    if name in ("addmm", "baddbmm", "convolution", "_cdist_forward"):
+        along = {"addmm": 0, "_cdist_forward": 1}.get(name)  # a bias, or the points to which distances are taken
+        if last and along is not None and differ(parents[along], False):
+            return True
+        return all(differ(parent, False) for parent in parents)
+    if name in ("add", "sub"):
+        return any(differ(parent, last) for parent in parents if parent.shape == node.shape)
+    if name in ("sum", "mean"):  # not of a softmax, which sums to 1
+        return parents[0].short in ("pow", "square", "abs") and differ(parents[0].parents()[0], False)
+    if name in ("_softmax", "softmax", "_log_softmax", "log_softmax"):
+        return (
+            last
+            and node.shape is not None
+            and node.arguments[1] % len(node.shape) == len(node.shape) - 1
+            and differ(parents[0], True)
+        )
+    if name in ("embedding", "linalg_vector_norm"):
+        return differ(parents[0], False)
+    if name in SAME_ORDER or name == "expand":
+        shapes = node.shape, parents[0].shape
+        same = bool(shapes[0]) and bool(shapes[1]) and shapes[0][-1] == shapes[1][-1]  # type: ignore[index]
+        return (name in SAME_ORDER or shapes[0] == shapes[1]) and differ(parents[0], last and same)
+    return (name in INJECTIVE or node.operation == "getitem") and differ(parents[0], last)
+
+
+@rule("argmax", "argmin")
+def position_of_extreme(weave: Weave, node: Node, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+    """Position of the largest or smallest entry: positive factors along the other axes make no difference."""
+    if dim is None or not x.shape:
+        weave.freeze(x, Reason("the position of its largest entry is used", node))
+        return weave.fixed(node.shape or ())
+    dim %= len(x.shape)
+    return positions(weave, node, x, dim, reduced(weave, node, x, dim, keepdim, (0, None)))
+
+
+@rule("sort", "topk")
+def order_statistics(weave: Weave, node: Node, x: Value, *rest: Any, **options: Any) -> Any:
+    """The largest entries in order, and where they were: a symmetric function of the entries along an axis."""
+    if node.short == "topk":
+        given = dict(zip(("k", "dim", "largest", "sorted"), rest, strict=False)) | options
+        count, dim, ordered = given["k"], given.get("dim", -1), given.get("sorted", True)
+    else:
+        rest = rest[1:] if node.operation.endswith("stable") and len(rest) > 1 else rest
+        dim, ordered = options.get("dim", rest[0] if rest else -1), True
+        count = x.shape[dim] if x.shape else 1
+    weave.settle(x, node)
+    if not x.shape or not ordered:
+        weave.freeze(x, Reason("its largest entries are used in no certain order", node))
+        made = weave.fixed(tuple(count if a == dim % len(x.shape) else n for a, n in enumerate(x.shape)))
+        return made, weave.fixed(made.shape)
+    dim %= len(x.shape)
+    weave.pin(x, dim)
+    axes = [Fixed(count) if axis == dim else term for axis, term in enumerate(x.axes)]
+    labels = tuple(str(axis) for axis in range(len(axes)))
+    names = ["rank" if axis == dim else label for axis, label in enumerate(labels)]
+    table = {**dict(zip(labels, x.axes, strict=True)), "rank": axes[dim]}
+    out = weave.value(axes, zero=x.zero, node=node)
+    weave.relate(out, names, [Part(x, labels, 1, None)], table)
+    index = positions(weave, node, x, dim, beside(weave, node, out))
+    index.distinct = dim
+    return out, index
 
 
 @rule("any", "all", "prod", "logsumexp")
@@ -116,14 +208,17 @@ def softmax(weave: Weave, node: Node, x: Value, dim: int, *_: Any) -> Value:
     return plain(weave, node, x)
 
 
-def statistic(weave: Weave, node: Node, x: Value, dims: Sequence[int]) -> Value:
-    """Note that something is computed for each index of the other axes: what is inside `dims` must stay inside."""
+def statistic(weave: Weave, node: Node, x: Value, dims: Sequence[int], sign: Power = 0) -> Value:
+    """Note that something is computed for each index of the other axes: what is inside `dims` must stay inside.
+
+    A mean changes its sign with x (`sign` 1): then all that is inside has one sign.
+    """
     weave.settle(x, node)
     gone = [dim % len(x.shape) for dim in dims] if x.shape else []
     kept = [axis for axis in range(len(x.shape)) if axis not in gone]
     out = weave.value([x.axes[axis] for axis in kept], node=node)
     labels = tuple(str(axis) for axis in range(len(x.shape)))
-    weave.relate(out, [labels[a] for a in kept], [Part(x, labels, 0, 0)], dict(zip(labels, x.axes, strict=True)))
+    weave.relate(out, [labels[a] for a in kept], [Part(x, labels, 0, sign)], dict(zip(labels, x.axes, strict=True)))
     return out
 
 
@@ -135,8 +230,10 @@ def cumulative_sum(weave: Weave, node: Node, x: Value, dim: int, **_: Any) -> Va
     weave.rigid(x, dim, Reason("running sums are taken along it", node))
     weave.pin(x, dim)
     statistic(weave, node, x, [dim])
-    axes = [Fixed(term.size) if axis == dim and not atoms(term) else term for axis, term in enumerate(x.axes)]
+    axes = [Fixed(term.size) if axis == dim else term for axis, term in enumerate(x.axes)]
     out = weave.value(axes, zero=x.zero, node=node)
     labels = tuple(str(axis) for axis in range(len(x.shape)))
-    weave.relate(out, labels, [Part(x, labels)], dict(zip(labels, axes, strict=True)))
+    names = ["running" if axis == dim else label for axis, label in enumerate(labels)]
+    table = {**dict(zip(labels, x.axes, strict=True)), "running": axes[dim]}
+    weave.relate(out, names, [Part(x, labels)], table)
     return out

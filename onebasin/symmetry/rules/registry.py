@@ -13,14 +13,22 @@ Rule = Callable[..., Any]
 Function = TypeVar("Function", bound=Rule)
 
 RULES: dict[str, Rule] = {}
+FOLLOWING: set[Rule] = set()
+"""Rules that know what to do with an operand that holds positions (`Value.points`)."""
 
 
-def rule(*names: str) -> Callable[[Function], Function]:
-    """Register a function as the rule of the named aten operations (all overloads)."""
+def rule(*names: str, follows: bool = False) -> Callable[[Function], Function]:
+    """Register a function as the rule of the named aten operations (all overloads).
+
+    With `follows` the rule deals with positions among its operands (`Value.points`); for any other rule their units are
+    made rigid before it runs.
+    """
 
     def register(function: Function) -> Function:
         for name in names:
             RULES[f"aten.{name}"] = function
+        if follows:
+            FOLLOWING.add(function)
         return function
 
     return register

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from onebasin.symmetry.axes import Enumerated, Family, Fixed, Reason, Term, Uniform, product
+import torch
+
+from onebasin.symmetry.axes import Enumerated, Family, Fixed, Parted, Reason, Term, Uniform, product
 from onebasin.symmetry.rules.rearrange import permutation, permuted, squeezed
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.unify import StructureClash, split_at, split_off
 from onebasin.symmetry.weave import Value, Weave, flat_index, unflat_index
 from onebasin.trace import Node
 
+MANY = 16  # pieces
 PASSING = ("permute", "transpose", "t", "unsqueeze", "squeeze", "clone", "alias", "contiguous", "detach", "expand")
 
 
@@ -19,14 +24,29 @@ PASSING = ("permute", "transpose", "t", "unsqueeze", "squeeze", "clone", "alias"
 def view(weave: Weave, node: Node, x: Value, *_: Any, **__: Any) -> Value:
     """The same entries in row-major order under another shape."""
     assert node.shape is not None
-    return reshaped(weave, node, x, node.shape, selected_axes(node))
+    return reshaped(weave, node, x, node.shape, pieces_read(node))
+
+
+@rule("as_strided")
+def as_strided(
+    weave: Weave, node: Node, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Value:
+    """The same entries in the same places of memory (decompositions write so to set the strides of single entries)."""
+    source = node.arguments[0]
+    steps = [step for n, step in zip(size, stride, strict=True) if n > 1]
+    known = [step for n, step in zip(x.shape, source.stride or (), strict=False) if n > 1]
+    same = [n for n in size if n > 1] == [n for n in x.shape if n > 1] and steps == known
+    if not same or offset is not None or source.stride is None or math.prod(size) == 0:
+        weave.freeze(x, Reason("its memory is read in another order", node, explained=False))
+        return weave.fixed(tuple(size))
+    return reshaped(weave, node, x, size)
 
 
 def reshaped(
-    weave: Weave, node: Node, x: Value, shape: Sequence[int], enumerated: frozenset[int] = frozenset()
+    weave: Weave, node: Node, x: Value, shape: Sequence[int], pieces: Mapping[int, Sequence[int]] | None = None
 ) -> Value:
-    """View `x` under `shape`; axes in `enumerated` are only selected from: what hangs on them may vary by position."""
-    shape = tuple(shape)
+    """View `x` under `shape`; axes in `pieces` are only read in pieces of these lengths: what follows may vary."""
+    shape, pieces = tuple(shape), pieces or {}
     if x.shape == shape:
         return x
     weave.settle(x, node)
@@ -34,9 +54,9 @@ def reshaped(
     for sources, targets in _groups(x.shape, shape):
         term = product([x.axes[axis] for axis in sources]) if sources else Uniform(1)
         sizes = [shape[axis] for axis in targets]
-        cut = next((i for i, axis in enumerate(targets) if axis in enumerated and i < len(targets) - 1), None)
+        cut = next((i for i, axis in enumerate(targets) if axis in pieces and i < len(targets) - 1), None)
         try:
-            out_axes += _factors(term, sizes) if cut is None else _families(term, sizes, cut, weave, node)
+            out_axes += _factors(term, sizes) if cut is None else _families(term, sizes, cut, pieces[targets[cut]])
         except StructureClash as clash:
             for axis in sources:
                 weave.rigid(x, axis, Reason(f"a view cuts through its structure ({clash})", node, explained=False))
@@ -90,50 +110,89 @@ def _factors(term: Term, sizes: list[int]) -> list[Term]:
     return [term, *out] if sizes else []
 
 
-def _families(term: Term, sizes: list[int], cut: int, weave: Weave, node: Node) -> list[Term]:
-    """As `_factors`, but what follows position `cut` is described separately for each index along it."""
+def _families(term: Term, sizes: list[int], cut: int, lengths: Sequence[int]) -> list[Term]:
+    """As `_factors`, but what follows position `cut` is described separately for each piece along it."""
     before, many, after = sizes[:cut], sizes[cut], sizes[cut + 1 :]
-    inner = 1
-    for size in after:
-        inner *= size
+    inner = math.prod(after)
     outer: Term = Uniform(1)
     if before:
         outer, term = split_off(term, many * inner)
-    token = Enumerated(many)
+    pieces: list[Term] = []
     members: list[list[Term]] = []
-    for _ in range(many):
-        head, term = split_at(term, inner) if term.size > inner else (term, Uniform(0))
-        members.append(_factors(head, after))
+    for length in lengths:
+        head, term = split_at(term, length * inner) if term.size > length * inner else (term, Uniform(0))
+        piece, width = split_off(head, inner)
+        pieces.append(piece)
+        members.append(_factors(width, after))
+    token = Enumerated(many) if len(lengths) == many else Parted(tuple(pieces))
     families: list[Term] = [Family(token, tuple(member[i] for member in members)) for i in range(len(after))]
     return [*(_factors(outer, before) if before else []), token, *families]
 
 
-def selected_axes(node: Node) -> frozenset[int]:
-    """Axes of a node's result that every use selects single positions from (`x[:, 0]`, `unbind`)."""
+def pieces_read(node: Node) -> dict[int, tuple[int, ...]]:
+    """Axes of a node's result that every use cuts into the same pieces (`x[:, 0]`, `unbind`, `x[:, :3]`): lengths."""
     assert node.shape is not None
-    return frozenset(
-        axis for axis in range(len(node.shape)) if 1 < node.shape[axis] <= 16 and _only_selected(node, axis)
-    )
+    found = {}
+    for axis, length in enumerate(node.shape):
+        cuts = _cuts(node, axis) if length > 1 else None
+        if not cuts:
+            continue
+        spans = sorted(cuts)
+        ends = [0, *[stop for _, stop in spans]]
+        if len(spans) > 1 and ends == [*[start for start, _ in spans], length] and len(spans) <= MANY:
+            found[axis] = tuple(stop - start for start, stop in spans)
+        elif all(stop - start == 1 for start, stop in spans) and length <= MANY:
+            found[axis] = (1,) * length
+    return found
 
 
-def _only_selected(node: Node, axis: int) -> bool:
-    if not node.users:
-        return False
-    return all(_selects(user, node, axis) for user in node.users)
+def _cuts(node: Node, axis: int) -> set[tuple[int, int]] | None:
+    """Spans (start, stop) that the users of a node cut out of an axis; None if one of them does anything else."""
+    found: set[tuple[int, int]] = set()
+    for user in node.users:
+        cuts = _cuts_of(user, node, axis)
+        if cuts is None:
+            return None
+        found |= cuts
+    return found if node.users else None
 
 
-def _selects(user: Node, source: Node, axis: int) -> bool:
+def _cuts_of(user: Node, source: Node, axis: int) -> set[tuple[int, int]] | None:
     name = user.short
     assert source.shape is not None
-    rank = len(source.shape)
-    if name in ("select", "unbind", "slice"):
-        dim = user.arguments[1] if len(user.arguments) > 1 else user.options.get("dim", 0)
-        if dim % rank == axis:
-            return name != "slice" or (user.shape is not None and user.shape[axis] == 1)
-        return name != "unbind" and _only_selected(user, axis - (name == "select" and dim % rank < axis))
+    rank, length = len(source.shape), source.shape[axis]
+    if name in ("select", "unbind", "slice", "split_with_sizes"):
+        place = 2 if name == "split_with_sizes" else 1
+        dim = user.arguments[place] if len(user.arguments) > place else user.options.get("dim", 0)
+        if dim % rank != axis:
+            several = name in ("unbind", "split_with_sizes")
+            return None if several else _cuts(user, axis - (name == "select" and dim % rank < axis))
+        if name == "unbind":
+            return {(position, position + 1) for position in range(length)}
+        if name == "select":
+            return {(user.arguments[2] % length, user.arguments[2] % length + 1)}
+        if name == "split_with_sizes":
+            ends = list(itertools.accumulate(user.arguments[1]))
+            return set(itertools.pairwise([0, *ends]))
+        start, stop, step = slice(*[*user.arguments[2:], *(None, None, 1)[len(user.arguments) - 2 :]]).indices(length)
+        return {(start, stop)} if step == 1 and (start, stop) != (0, length) else None
+    if name == "index":
+        (place, index), *more = [(place, i) for place, i in enumerate(user.arguments[1]) if i is not None]
+        position = single_position(index)
+        if more or place != axis or position is None:
+            return None
+        return {(position % length, position % length + 1)}
     if name not in PASSING or user.shape is None:
-        return False
-    return _only_selected(user, _axis_map(name, user, source)[axis])
+        return None
+    return _cuts(user, _axis_map(name, user, source)[axis])
+
+
+def single_position(node: Node) -> int | None:
+    """The number in a constant index with one entry, followed through copies."""
+    while node.kind == "call" and node.short in ("clone", "alias", "detach", "lift_fresh_copy"):
+        node = node.arguments[0]
+    one = node.constant is not None and node.constant.numel() == 1 and not node.constant.is_floating_point()
+    return int(node.constant) if one and node.constant is not None and node.constant.dtype != torch.bool else None
 
 
 def _axis_map(name: str, user: Node, source: Node) -> dict[int, int]:
