@@ -87,7 +87,3 @@ class OnebasinWarning(UserWarning):
 
 class StatisticsWarning(OnebasinWarning):
     """Where do running statistics come from? Networks compute with statistics that are not their own."""
-
-
-class FidelityWarning(OnebasinWarning):
-    """Is this posterior of use? Its draws predict something else than the networks it was fitted to."""

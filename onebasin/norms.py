@@ -202,6 +202,21 @@ class Norms(TorchFunctionMode):
         return NormCall(mean, variance, input, weight, bias, eps, instance)
 
 
+def normalised(call: NormCall, mean: Tensor, variance: Tensor) -> Tensor:
+    """(input - mean) / sqrt(variance + eps) * weight + bias, with statistics (units,).
+
+    torch's own function has no derivative by the statistics, so where gradients are taken it is written out.
+    """
+    mean, variance = mean.to(call.input.dtype), variance.to(call.input.dtype)
+    if not torch.is_grad_enabled():
+        return F.batch_norm(call.input, mean, variance, call.weight, call.bias, eps=call.eps)
+    shape = (-1, *[1] * (call.input.dim() - 2))
+    result = (call.input - mean.reshape(shape)) * (variance + call.eps).rsqrt().reshape(shape)
+    if call.weight is not None:
+        result = result * call.weight.reshape(shape)
+    return result if call.bias is None else result + call.bias.reshape(shape)
+
+
 class Renormalise(Norms):
     """Measures what goes into norms, and normalises each batch by its own statistics.
 
@@ -223,13 +238,27 @@ class Renormalise(Norms):
         here = kind()
         here.add(call.input, 1)
         self.moments.setdefault((call.mean, call.variance), kind()).merge(here.count, here.mean, here.deviations)
-        mean, variance = here.mean.to(call.input.dtype), here.variance().to(call.input.dtype)
-        return F.batch_norm(call.input, mean, variance, call.weight, call.bias, eps=call.eps)
+        return normalised(call, here.mean, here.variance())
 
     def statistics(self) -> State:
         """Running mean and variance by state-dict name, float64."""
         means = {mean: moments.mean for (mean, _), moments in self.moments.items()}
         return means | {variance: moments.variance() for (_, variance), moments in self.moments.items()}
+
+
+class Given(Norms):
+    """Normalises by given statistics, which may carry a gradient, instead of those of the network."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> None:
+        """Know the tensors of the network, and running means and variances by their names."""
+        super().__init__(tensors)
+        self.statistics = statistics
+
+    def norm(self, call: NormCall) -> Tensor | None:
+        """Normalise, if there are statistics for this norm."""
+        if call.mean not in self.statistics:
+            return None
+        return normalised(call, self.statistics[call.mean], self.statistics[call.variance])
 
 
 class _Seen(Norms):
@@ -382,7 +411,7 @@ def replaced(model: nn.Module, state: Mapping[str, Tensor], new: Mapping[str, Te
 
 
 def measured(model: nn.Module, tensors: Mapping[str, Tensor], call: Call, constant: Collection[str] = ()) -> State:
-    """Running statistics of one network on one batch, in the dtype of the network, with a gradient where it has one.
+    """Running statistics of one network on one batch, float64, with a gradient where it has one.
 
     Args:
         model: the function, in evaluation mode.
@@ -393,7 +422,7 @@ def measured(model: nn.Module, tensors: Mapping[str, Tensor], call: Call, consta
     watch = Renormalise(tensors, constant)
     with watch:
         run_with(model, tensors, call)
-    return {name: value.to(tensors[name].dtype) for name, value in watch.statistics().items()}
+    return watch.statistics()
 
 
 def _placed(model: nn.Module, tensors: State, call: Call) -> tuple[State, Call]:

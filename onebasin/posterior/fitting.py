@@ -81,8 +81,9 @@ def fit(
             limits = {"restarts": asked.restarts, "steps": asked.steps, "seed": asked.seed}
             labels = clusters(population, layout, asked.clusters or 0, **limits, cluster=cluster).labels
         found = _fitted(population, layout, labels, asked, cluster)
-    facts = asked.facts(family) | _rank(found.components, asked) | dict(found.provenance)
-    return replace(found, provenance=_provenance(population, family, components, labels.bincount(), facts))
+    facts = asked.facts(family) | _rank(found.components, asked)
+    told = _provenance(population, family, components, labels.bincount(), facts)
+    return replace(found, provenance={**told, **found.provenance})
 
 
 def _fitted(population: Population, layout: Coordinates, groups: Tensor, asked: Plan, cluster: Cluster) -> Posterior:

@@ -134,12 +134,13 @@ class Posterior:
 
     @property
     def constant_statistics(self) -> frozenset[str]:
-        """Names of running means that were the same in all networks of the fit: constants of the function, that stay.
+        """Names of running means that are constants of the function and stay as they are in every draw.
 
-        Networks have them that were sampled in evaluation mode, as by HMC, or whose norms were frozen.
+        They were the same in all networks of the fit, as after HMC, which samples in evaluation mode, or where norms
+        were frozen; or the posterior was refined with them (`refine(..., statistics=False)`).
         """
-        told = self.provenance.get("fit")
-        return frozenset(told.get("constant_statistics", ()) if isinstance(told, Mapping) else ())
+        told = self.provenance.get("constant_statistics", ())
+        return frozenset(map(str, told)) if isinstance(told, list | tuple) else frozenset()
 
     @property
     def own_statistics(self) -> tuple[str, ...]:
