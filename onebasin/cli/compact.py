@@ -61,7 +61,7 @@ _MOVES = {"refine": refine, "calibrate": calibrate}
     "--statistics",
     metavar="DATA",
     help="Inputs on which the running statistics of norms are measured for each draw. Default: those of --data. The "
-    "word none leaves them at the averages of the networks; refined like this, a posterior needs no data to be drawn from.",
+    "word none leaves them at the averages of the networks; refined like this, a posterior is drawn without data.",
 )
 @click.option(
     "--refine",
