@@ -79,3 +79,11 @@ class ClusterError(OnebasinError):
     """Where can this run? Workers die again and again, or a cluster cannot be reached."""
 
     exit_code = 12
+
+
+class OnebasinWarning(UserWarning):
+    """Anything that onebasin does although the result may not be what was meant."""
+
+
+class StatisticsWarning(OnebasinWarning):
+    """Where do running statistics come from? Networks compute with statistics that are not their own."""

@@ -142,7 +142,6 @@ def test_mixtures(run: Run, folder: Path, components: str) -> None:
         (("nowhere", "-o", "q.safetensors", "--symmetry", "symmetry.json"), "nowhere", StorageError),
         (("draws", "-o", "q.safetensors"), "--model", InputError),
         (("draws", "-o", "q.safetensors", "--model", "model.py:net", "--refine"), "--data", InputError),
-        (("draws", "-o", "q.safetensors", "--model", "model.py:net", "--data", "train.npz"), "--refine", InputError),
         (("draws", "-o", "q.safetensors", "--model", "model.py:net", "--steps", "3"), "--refine", InputError),
         (("draws", "-o", "q.safetensors", "--symmetry", "symmetry.json", "--test", "test.npz"), "--model", InputError),
         (("draws", "-o", "q.safetensors", "--symmetry", "symmetry.json", "--family", "low-rank"), "rank", InputError),

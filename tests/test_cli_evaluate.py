@@ -63,6 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     x = torch.randn(30, 3, generator=generator).numpy()
     y = torch.randint(3, (30,), generator=generator).numpy()
     np.savez(tmp_path / "test.npz", x=x, y=y.astype(np.uint8))
+    np.savez(tmp_path / "train.npz", x=x)
     np.savez(tmp_path / "values.npz", x=x.astype(np.float64), y=x.sum(1))
     np.savez(tmp_path / "foreign.npz", x=5 * x[:20])
     monkeypatch.chdir(tmp_path)
@@ -119,7 +120,7 @@ def test_the_record_holds_what_the_library_finds(run: Run, folder: Path) -> None
     assert record["format"] == "onebasin evaluation 1"
     assert record["given"] == {
         "model": "model.py:net", "crowd": "networks", "data": "test.npz", "outside": "foreign.npz",
-        "reference": "posterior.safetensors",
+        "reference": "posterior.safetensors", "statistics": None,
     }  # fmt: skip
     assert out.rstrip() == f"{found}\n\nout/record.json"
 

@@ -47,7 +47,7 @@ def with_norm() -> nn.Module:
 def test_the_mean_of_the_members(members: int, seed: int, weighted: bool) -> None:
     population = crowd(with_norm(), members, seed)
     weights = normal(members, seed=seed).abs() + 0.1 if weighted else torch.ones(members).double()
-    found = merge(population, weights=weights if weighted else None)
+    found = merge(population, variance=None, weights=weights if weighted else None)
     for name, value in population.stacked().items():
         if value.is_floating_point():
             expected = sum(w * v for w, v in zip(weights, value, strict=True)) / weights.sum()
@@ -59,7 +59,7 @@ def test_the_mean_of_the_members(members: int, seed: int, weighted: bool) -> Non
 def test_blocks_are_streamed_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     population = crowd(with_norm(), 7, dtype=torch.float32)
     population.save(tmp_path / "crowd")
-    stored, plain = Population.open(tmp_path / "crowd"), merge(population, weights=range(7))
+    stored, plain = Population.open(tmp_path / "crowd"), merge(population, variance=None, weights=range(7))
     blocks = Population.blocks
     sizes = []
 
@@ -69,7 +69,7 @@ def test_blocks_are_streamed_from_the_disk(tmp_path: Path, monkeypatch: pytest.M
             yield start, block
 
     monkeypatch.setattr(Population, "blocks", small)
-    found = merge(stored, weights=range(7))
+    found = merge(stored, variance=None, weights=range(7))
     assert sizes == [3, 3, 1]
     assert all(torch.equal(found[name], value) for name, value in plain.items())
 
@@ -151,7 +151,9 @@ def test_a_model_may_return_what_it_likes() -> None:
     assert merge(population, model=gru, inputs=normal(6, 5, 99)).keys() == plain.keys()  # could not be run on these
     pair, y = Pair(), normal(50, 3)
     members = crowd(pair, 3)
-    expected = recalibrate(pair.whole, {n.removeprefix("whole."): t for n, t in merge(members).items()}, y)
+    expected = recalibrate(
+        pair.whole, {n.removeprefix("whole."): t for n, t in merge(members, variance=None).items()}, y
+    )
     for variance in ("auto", "recalibrate"):
         found = merge(members, model=pair, inputs=y, variance=variance)
         assert all(torch.equal(found[f"whole.{name}"], value) for name, value in expected.items())

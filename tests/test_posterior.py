@@ -130,7 +130,7 @@ def reference(posterior: Posterior) -> MixtureSameFamily:
 def test_log_density_of_a_mixture_is_that_of_torch() -> None:
     posterior = mixture(torch.float64)
     oracle = reference(posterior)
-    for state in posterior.draw(10, seeded(0)):
+    for state in posterior.draw(10, seeded(0), statistics=False):
         expected = float(oracle.log_prob(posterior.layout.flat(state)))
         assert posterior.log_density(state) == pytest.approx(expected, rel=1e-9)
 
@@ -144,7 +144,7 @@ def test_moments_of_a_mixture_are_those_of_torch() -> None:
 
 def test_moments_of_a_mixture_are_those_of_its_draws() -> None:
     posterior, count = mixture(torch.float64), 20_000
-    stacked = posterior.draw(count, seeded(5)).stacked()
+    stacked = posterior.draw(count, seeded(5), statistics=False).stacked()
     for name in NAMES:
         values, std = stacked[name], posterior.std[name]
         error = (values.mean(0) - posterior.mean[name]) / (std / math.sqrt(count))
@@ -164,7 +164,7 @@ def test_what_is_not_uncertain_is_averaged_if_it_can_be() -> None:
 
 def test_draws_carry_the_rest_of_their_component_and_ties() -> None:
     posterior = mixture()
-    population = posterior.draw(10, seeded(0))
+    population = posterior.draw(10, seeded(0), statistics=False)
     assert population.spec == posterior.spec and population.provenance == {"method": "test", "seed": 3}
     stacked, chain = population.stacked(), population.chain
     assert chain is not None and torch.bincount(chain).tolist() == [2, 5, 3]
@@ -198,7 +198,7 @@ def test_saved_and_loaded_it_is_the_same_bit_for_bit(dtype: torch.dtype, tmp_pat
     assert loaded.spec == posterior.spec and list(loaded.spec) == list(posterior.spec)
     assert loaded.provenance == posterior.provenance and loaded.layout.names == posterior.layout.names
     assert loaded.layout.tied == posterior.layout.tied and torch.equal(loaded.weights, posterior.weights)
-    first, second = posterior.draw(7, seeded(4)).stacked(), loaded.draw(7, seeded(4)).stacked()
+    first, second = (own.draw(7, seeded(4), statistics=False).stacked() for own in (posterior, loaded))
     for name, value in first.items():
         assert value.dtype == posterior.spec[name].dtype and torch.equal(value, second[name])
     for ours, theirs in zip(posterior.components, loaded.components, strict=True):
@@ -220,7 +220,7 @@ def test_saving_again_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None
 def test_files_that_are_no_posterior_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         load_posterior(tmp_path / "absent.safetensors")
-    mixture().draw(2, seeded(0)).save(tmp_path / "population.safetensors")
+    mixture().draw(2, seeded(0), statistics=False).save(tmp_path / "population.safetensors")
     with pytest.raises(StorageError, match="another kind of file"):
         load_posterior(tmp_path / "population.safetensors")
     whole = mixture().save(tmp_path / "whole.safetensors").read_bytes()

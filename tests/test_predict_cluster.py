@@ -107,6 +107,19 @@ def everywhere(two: Cluster) -> list[Options]:
     return [{}, {"cluster": Serial()}, {"cluster": two}]
 
 
+def test_running_statistics_do_not_depend_on_who_measures_them(two: Cluster) -> None:
+    model = convolutions()
+    posterior, more = posterior_of(model), torch.randn(50, 1, 8, 8, generator=seeded(4))
+    found = [
+        predict(model, posterior, IMAGES, draws=7, chunk=3, statistics=more, output="values", **where)
+        for where in everywhere(two)
+    ]
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    other = predict(model, posterior, IMAGES, draws=7, chunk=7, statistics=more, output="values")
+    torch.testing.assert_close(found[0], other, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(other, predict(model, posterior, IMAGES, draws=7, statistics=False, output="values"))
+
+
 @pytest.mark.parametrize("sizes", [{}, {"chunk": 3, "batch": 10}])
 @pytest.mark.parametrize("place", ["memory", "backwards", "disk"])
 def test_a_population(two: Cluster, stored: Population, place: str, sizes: Any) -> None:

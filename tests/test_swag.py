@@ -11,8 +11,7 @@ from onebasin.errors import InputError
 from onebasin.inference.density.network import target_of
 from onebasin.inference.density.target import Target
 from onebasin.inference.kernel import Moment, Networks
-from onebasin.inference.methods.refresh import refreshed
-from onebasin.inference.methods.swag import SWAG, Collected, build
+from onebasin.inference.methods.swag import SWAG, Collected, build, with_statistics
 from onebasin.inference.methods.training import Trained
 from onebasin.inference.runs.start import networks_at
 from onebasin.inference.seeds import Streams
@@ -142,19 +141,37 @@ def test_refreshed_statistics_are_those_of_torch(piece: int) -> None:
     model = Normed().double()
     target = target_for(model, piece=piece)
     start = start_of(target, model, [0, 1, 2])
-    found = refreshed(target, start.position, start.rest)
+    found = with_statistics(target, start.position, start.rest)
     x = target.leaves[0]
+    n = len(x)
     pieces = [x[rows] for rows, _ in batches(x, piece)]
     for chain in range(3):
         own = Normed().double()
         own.load_state_dict({k: v[chain] for k, v in target.layout.networks(start.position, start.rest).items()})
+        hidden = own.one(x).detach()
         update_bn(pieces, own)
         expected = own.state_dict()
-        for name, value in found.items():
-            torch.testing.assert_close(value[chain], expected[name])
-    assert target.outputs is not None
-    layers = [layer for layer in target.outputs.model.modules() if isinstance(layer, nn.BatchNorm1d)]
-    assert [layer.momentum for layer in layers] == [0.1, 0.3]
+        weights = torch.tensor([len(part) for part in pieces]) / n
+        means = torch.stack([own.one(part).detach().mean(0) for part in pieces])
+        # torch averages the batches equally, whatever their size, and leaves out how far they are apart
+        torch.testing.assert_close(expected["norm.running_mean"], means.mean(0))
+        torch.testing.assert_close(found["norm.running_mean"][chain], weights.double() @ means)
+        torch.testing.assert_close(found["norm.running_var"][chain], hidden.var(0))
+        if piece == n:  # one batch: torch normalises by the biased variance, and shows what follows smaller by this
+            torch.testing.assert_close(found["norm.running_var"][chain], expected["norm.running_var"])
+            for name in ("other.running_mean", "other.running_var"):
+                torch.testing.assert_close(found[name][chain], expected[name], rtol=3 / n, atol=3 / n)
+
+
+def test_frozen_norms_keep_their_statistics() -> None:
+    model = Normed().double()
+    for value in model.norm.parameters():
+        value.requires_grad_(False)
+    target = target_for(model)
+    start = start_of(target, model, [0, 1])
+    found = with_statistics(target, start.position, start.rest)
+    assert torch.equal(found["norm.running_mean"], start.rest["norm.running_mean"])
+    assert not torch.allclose(found["other.running_mean"], start.rest["other.running_mean"])
 
 
 def test_draws_have_statistics_of_their_own() -> None:
@@ -163,20 +180,20 @@ def test_draws_have_statistics_of_their_own() -> None:
     kernel = kernel_of(target, batch=8, rank=3, every=1)
     state, _ = walked(kernel, start_of(target, model, [0, 1]), [0, 1], 6)
     drawn = kernel.draw(state, Streams(0, [0, 1], "draw 0"))
-    expected = refreshed(target, drawn.position, state.rest)
+    expected = with_statistics(target, drawn.position, state.rest)
     for name, value in expected.items():
         torch.testing.assert_close(drawn.rest[name], value)
     assert not torch.allclose(drawn.rest["norm.running_mean"], state.rest["norm.running_mean"])
     assert torch.equal(drawn.log_density, -target(drawn.position, drawn.rest).potential)
     centres = kernel.centres(state)
     assert torch.equal(centres.position, state.mean)
-    torch.testing.assert_close(centres.rest, refreshed(target, state.mean, state.rest))
+    torch.testing.assert_close(centres.rest, with_statistics(target, state.mean, state.rest))
 
 
 def test_without_batch_norm_nothing_is_refreshed() -> None:
     target = target_for(plain())
     rest = target.rest_of(2)
-    assert refreshed(target, torch.zeros(2, target.layout.size).double(), rest) is rest
+    assert with_statistics(target, torch.zeros(2, target.layout.size).double(), rest) is rest
 
 
 def test_draws_are_those_of_the_components_and_chains_are_apart() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Unpack, cast
@@ -22,13 +23,15 @@ from onebasin.assess.intervals import Sampling
 from onebasin.assess.values import Noise, value_numbers
 from onebasin.calling import Inputs
 from onebasin.cluster import Cluster, Needs, Places, cluster_for
-from onebasin.errors import InputError
+from onebasin.errors import InputError, StatisticsWarning
+from onebasin.norms import Measured
 from onebasin.options import refuse_unknown
 from onebasin.population import Population
+from onebasin.posterior import Posterior
 from onebasin.predict.batches import check_targets
 from onebasin.predict.drawing import Crowd, networks_of
 from onebasin.predict.passing import Options as Passing
-from onebasin.predict.passing import needs
+from onebasin.predict.passing import needs, stale_statistics
 from onebasin.predict.predicting import predict
 
 KINDS = ("categorical", "bernoulli", "gaussian")
@@ -47,6 +50,8 @@ class Options(Places, total=False):
         noise: for gaussian: the standard deviation of targets, or "learned" where the model gives means and log
             deviations, which is the default where it does.
         draws: networks drawn from a Posterior, 100 by default.
+        statistics: inputs, such as those of training, on which running statistics are measured for each draw, as in
+            `predict`; where they are missing, a remark and a warning say so, unless this is False.
         seed: of these draws, of the halves for the temperature, and of the bootstrap; 0 by default.
         bins: of calibration errors, 15 by default.
         resamples: bootstrap draws of the examples, 1,000 by default.
@@ -60,6 +65,7 @@ class Options(Places, total=False):
     likelihood: str | None
     noise: Noise
     draws: int
+    statistics: Measured
     seed: int
     bins: int
     resamples: int
@@ -104,6 +110,9 @@ def evaluate(
     Raises:
         InputError: an option is unknown or nothing reads it, targets do not fit, or the networks' outputs are not
             finite.
+
+    Warns:
+        StatisticsWarning: draws have running statistics that are not their own; the remarks say so too.
     """
     refuse_unknown(options, Options.__annotations__, "evaluate")
     inputs, targets = data
@@ -116,8 +125,15 @@ def evaluate(
             "outside and reference compare class probabilities, found a gaussian likelihood: leave them out"
         )
     question = _Question(model, crowd, inputs, targets, kind, outside, reference)
+    crowds = [own for own in (crowd, reference) if isinstance(own, Posterior)]
+    notes = tuple(dict.fromkeys(filter(None, (stale_statistics(model, own, inputs, options) for own in crowds))))
+    for note in notes:
+        warnings.warn(note, StatisticsWarning, stacklevel=2)
+    if notes:
+        options = {**options, "statistics": False}  # it has been said
     with cluster_for(options, **_needs(question, options)) as cluster:
-        return _values(question, options, cluster) if kind == "gaussian" else _classes(question, options, cluster)
+        found = _values(question, options, cluster) if kind == "gaussian" else _classes(question, options, cluster)
+    return replace(found, remarks=(*found.remarks, *notes))
 
 
 class _Question(NamedTuple):
@@ -202,7 +218,13 @@ def _refuse_idle(kind: str, crowd: Crowd, reference: Crowd | Tensor | None, opti
             f"noise is the standard deviation of gaussian targets, found noise={options['noise']!r} with {kind} ones: "
             'leave it out, or choose likelihood="gaussian"'
         )
-    if "draws" in options and all(isinstance(own, Population | Tensor | None) for own in (crowd, reference)):
+    drawn = not all(isinstance(own, Population | Tensor | None) for own in (crowd, reference))
+    if options.get("statistics") is not None and not drawn:
+        raise InputError(
+            "running statistics are measured for networks drawn from posteriors, found statistics= with a population, "
+            "whose networks have their own: leave it out"
+        )
+    if "draws" in options and not drawn:
         raise InputError(
             f"networks are drawn from posteriors only, found draws={options['draws']} with a population, all of whose "
             f"networks are evaluated: leave it out, or take some of them, as population[:{options['draws']}]"

@@ -43,7 +43,7 @@ class Evaluation:
             called positive.
         reference: agreement and total_variation with the reference's average predictive.
         settings: how it was done.
-        remarks: sentences about numbers that are not there.
+        remarks: sentences about numbers that are not there, or that may mislead.
     """
 
     kind: str

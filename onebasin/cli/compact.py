@@ -16,7 +16,8 @@ from onebasin.cli.options import debug, progress_bar, refuse_existing
 from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.tables import short
 from onebasin.cluster import cluster_for
-from onebasin.compact import calibrate, prior_shares, refine
+from onebasin.compact import Fidelity, calibrate, fidelity, prior_shares, refine
+from onebasin.compact.fidelity import EXAMPLES, some_of, warnings_of
 from onebasin.errors import InputError
 from onebasin.population import Population
 from onebasin.population.durable import make_folder, publish
@@ -48,12 +49,19 @@ _MOVES = {"refine": refine, "calibrate": calibrate}
 @click.option(
     "--data",
     metavar="DATA",
-    help=f"Unlabelled inputs for --refine and --calibrate, such as those of training: {examples.INPUT_GRAMMAR}.",
+    help="Unlabelled inputs, such as those of training: for --refine and --calibrate, for running statistics, and to "
+    f"measure the agreement on if there are no others: {examples.INPUT_GRAMMAR}.",
 )
 @click.option(
     "--test",
     metavar="DATA",
-    help="Held-out inputs: compare the predictions of the posterior with those of the networks on them.",
+    help="Held-out inputs: compare the predictions of the posterior with those of the networks on them, not on --data.",
+)
+@click.option(
+    "--statistics",
+    metavar="DATA",
+    help="Inputs on which the running statistics of norms are measured for each draw. Default: those of --data. The "
+    "word none leaves them at the averages of the networks; refined like this, a posterior is drawn without data.",
 )
 @click.option(
     "--refine",
@@ -63,7 +71,9 @@ _MOVES = {"refine": refine, "calibrate": calibrate}
 @click.option("--calibrate", is_flag=True, help="The same with only one width and one gain for each tensor.")
 @click.option("--values", is_flag=True, help="The model gives values, not logits of classes.")
 @click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Of --refine (3000) or --calibrate (300).")
-@click.option("--draws", type=click.IntRange(min=2), default=100, metavar="N", show_default=True, help="For --test.")
+@click.option(
+    "--draws", type=click.IntRange(min=2), default=100, metavar="N", show_default=True, help="Networks to compare."
+)
 @click.option(
     "--prior",
     type=click.FloatRange(min=0, min_open=True),
@@ -89,6 +99,10 @@ def compact(
     until draws predict what the networks predict; the deviations are then no longer those of the networks' weights, and
     the record says so.
 
+    With --data or --test the posterior is always compared with the networks, on these inputs and on noise around them,
+    and a warning tells when its draws are further from the average of the networks than a single network is. Draws of
+    networks with batch norm need statistics of their own: give --data or --statistics, here and to evaluate.
+
     \b
       onebasin compact draws/ -o q.safetensors --model onebasin.examples:digits_mlp --input 2x64
       onebasin compact draws/ -o q.safetensors --model model.py:net --refine --data train.npz --test test.npz
@@ -105,6 +119,7 @@ def compact(
             aligned = align(crowd, known.symmetry, progress=show, **places).population
         fitted = _fitted(aligned, known, options)
         found = _moved(fitted, known, crowd, options, seed=architecture.seed, show=show)
+        close = _fidelity(found, known, crowd, options, architecture.seed)
         told = {
             "format": FORMAT,
             "population": str(networks),
@@ -115,8 +130,12 @@ def compact(
             "provenance": dict(found.provenance),
             "deviations": _deviations(found),
             "predictions": _compared(fitted, found, known, crowd, options, architecture.seed),
+            "fidelity": {name: own.to_json() for name, own in close.items()} if close else None,
             "prior": None if options["prior"] is None else prior_shares(fitted, options["prior"]).to_json(),
+            "notes": [*_notes(found, bool(close), options), *warnings_of(close)],
         }
+        for text in warnings_of(close):
+            click.echo(f"warning: {text}", err=True)
     record = output.with_suffix(".json")
     text = json.dumps(told, indent=1, default=str) + "\n"
     found.save(output)
@@ -155,9 +174,8 @@ def _check(networks: Path, output: Path, force: bool, options: dict[str, Any]) -
         refuse_existing(path, force)
     make_folder(output.parent)
     move = options["move"]
-    if (move is None) != (options["data"] is None):
-        given, missing = (f"--{move}", "--data") if move else ("--data", "--refine or --calibrate")
-        raise InputError(f"{given} goes with {missing}: give both, or neither")
+    if move is not None and options["data"] is None:
+        raise InputError(f"--{move} goes with --data: give both, or neither")
     if options["steps"] is not None and move is None:
         raise InputError("--steps are those of --refine or --calibrate: give one of them too")
 
@@ -182,6 +200,8 @@ def _moved(
     given: dict[str, Any] = {"seed": seed, "progress": show, "output": _output(options), **options["places"]}
     if options["steps"] is not None:
         given["steps"] = options["steps"]
+    if options["statistics"] is not None:
+        given["statistics"] = _statistics(options)
     return _MOVES[options["move"]](fitted, model, crowd, _inputs(options["data"], options), **given)
 
 
@@ -202,9 +222,12 @@ def _compared(
     fitted: Posterior, found: Posterior, known: Known, crowd: Population, options: dict[str, Any], seed: int
 ) -> dict[str, Any] | None:
     """Predictions of the posterior beside those of the networks, and beside as many networks as its storage holds."""
-    if options["test"] is None:
+    source = options["test"] or options["data"]
+    if source is None:
         return None
-    model, inputs = known.runs("--test"), _inputs(options["test"], options)
+    model, inputs = known.runs("--test" if options["test"] else "--data"), _inputs(source, options)
+    if options["test"] is None:
+        inputs = some_of(inputs, EXAMPLES, seed)
     count = max(1, round(found.networks))
     crowds: dict[str, Crowd] = {
         "posterior": found,
@@ -216,7 +239,7 @@ def _compared(
     goal = predict(model, crowd, inputs, **given)
     rows = {}
     for name, one in crowds.items():
-        own = predict(model, one, inputs, draws=options["draws"], seed=seed, **given)
+        own = predict(model, one, inputs, draws=options["draws"], seed=seed, statistics=_statistics(options), **given)
         rows[name] = (
             {"rms_difference": float((own - goal).square().mean().sqrt())}
             if options["values"]
@@ -228,12 +251,63 @@ def _compared(
     return rows
 
 
+def _statistics(options: dict[str, Any]) -> Any:
+    """Inputs for running statistics; False without any, because `_notes` says so."""
+    source = options["statistics"] or options["data"]
+    return False if source in (None, "none") else _inputs(source, options)
+
+
+def _fidelity(
+    found: Posterior, known: Known, crowd: Population, options: dict[str, Any], seed: int
+) -> dict[str, Fidelity]:
+    """How well draws predict what the networks predict, on the inputs that there are and around them."""
+    source = options["test"] or options["data"]
+    if source is None:
+        return {}
+    return fidelity(
+        known.runs("--test" if options["test"] else "--data"),
+        found,
+        crowd,
+        _inputs(source, options),
+        statistics=_statistics(options),
+        output=_output(options),
+        draws=options["draws"],
+        seed=seed,
+        **options["places"],
+    )
+
+
+def _notes(found: Posterior, measured: bool, options: dict[str, Any]) -> list[str]:
+    """What the numbers do not say."""
+    notes = []
+    if not measured:
+        notes.append(
+            "nothing was measured: give --data or --test to see whether draws predict what the networks predict"
+        )
+    if found.own_statistics:
+        norms = f"the running statistics of {len(found.own_statistics)} norms"
+        notes.append(
+            f"{norms} were measured for each draw here; whoever draws from the posterior must do the same: give "
+            "evaluate --statistics, or predict statistics="
+            if measured and (options["statistics"] or options["data"] or "none") != "none"
+            else f"{norms} are averages of the networks, and draws with them may be worthless: give --data or "
+            "--statistics here, and --statistics to evaluate"
+        )
+    return notes
+
+
 def _page(told: dict[str, Any], found: Posterior) -> str:
     parts = [f"{told['networks']:,} networks -> {str(found).removeprefix('Posterior: ')}"]
     parts.append(table([("tensor", "deviation"), *((name, short(x)) for name, x in told["deviations"].items())]))
     if rows := told["predictions"]:
         columns = list(next(iter(rows.values())))
         head = ("predictions against those of all networks", *(name.replace("_", " ") for name in columns))
+        parts.append(table([head, *((name, *(f"{row[c]:.4f}" for c in columns)) for name, row in rows.items())]))
+    if told["fidelity"]:
+        rows = {name: {key: x for key, x in own.items() if x is not None} for name, own in told["fidelity"].items()}
+        columns = [key for key in next(iter(rows.values())) if key not in ("examples", "low")]
+        head = ("the posterior against all networks on", *(name.replace("_", " ") for name in columns))
+        head = tuple("one network" if name == "single" else name for name in head)
         parts.append(table([head, *((name, *(f"{row[c]:.4f}" for c in columns)) for name, row in rows.items())]))
     for form in ("refined", "calibrated"):
         if form in found.provenance:
@@ -245,4 +319,4 @@ def _page(told: dict[str, Any], found: Posterior) -> str:
         parts.append(
             f"still at the prior: {here:.1f} % of the weights; as many networks drawn from it would show {chance:.1f} %"
         )
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *told["notes"]])

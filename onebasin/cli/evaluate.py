@@ -37,6 +37,12 @@ _GIVEN = ("likelihood", "noise", "draws", "resamples", "level", "bins")
 @likelihood_options
 @click.option("--draws", type=click.IntRange(min=1), metavar="N", help="Networks from a posterior. Default: 100.")
 @click.option(
+    "--statistics",
+    metavar="DATA",
+    help="Inputs, such as those of training, on which the running statistics of norms are measured for each network "
+    f"from a posterior: {examples.INPUT_GRAMMAR}.",
+)
+@click.option(
     "--resamples", type=click.IntRange(min=2), metavar="N", help="Bootstrap draws of the examples. Default: 1000."
 )
 @click.option(
@@ -84,6 +90,7 @@ def evaluate(
       onebasin evaluate onebasin.examples:digits_mlp draws/ digits --limit 500
       onebasin evaluate model.py:net draws/ test.npz --outside foreign.npz -o record.json
       onebasin evaluate model.py:net posterior.safetensors test.npz --reference draws/ --json
+      onebasin evaluate model.py:net posterior.safetensors test.npz --statistics train.npz
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     _check_output(output, force)
     outside, reference, limit, seed = (options[name] for name in ("outside", "reference", "limit", "seed"))
@@ -94,6 +101,10 @@ def evaluate(
     networks = open_crowd(crowd, network)
     other = None if reference is None else open_crowd(reference, network)
     pair = examples.read_pair(data, limit, options["sources"])
+    if options["statistics"] is not None:
+        given["statistics"] = examples.read(
+            options["statistics"], limit=limit, targets=False, sources=options["sources"]
+        ).inputs
     foreign = None
     if outside is not None:
         foreign = examples.read(outside, limit=limit, targets=False, sources=options["sources"]).inputs
@@ -110,6 +121,7 @@ def evaluate(
             **given,
         )
     facts = {"model": model, "crowd": crowd, "data": data, "outside": outside, "reference": reference}
+    facts["statistics"] = options["statistics"]
     told = {name: None if value is None else str(value) for name, value in facts.items()}
     record = json.dumps({"format": FORMAT, "given": told, **found.record()}, indent=1, allow_nan=False)
     if output is not None:

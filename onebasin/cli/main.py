@@ -8,15 +8,18 @@ import io
 import os
 import sys
 import traceback
+import warnings
 from collections import UserDict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from keyword import iskeyword
+from typing import Any
 
 import click
 
 from onebasin.cli.options import debug
-from onebasin.errors import DiskError, OnebasinError
+from onebasin.errors import DiskError, OnebasinError, OnebasinWarning
 
 _BUG, _INTERRUPTED, _PIPE_CLOSED = 1, 130, 141
 
@@ -76,18 +79,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     settings = {"debug": False}
     try:
-        code = group.main(
-            args=None if arguments is None else list(arguments),
-            prog_name="onebasin",
-            standalone_mode=False,
-            obj=settings,
-        )
+        with _warnings_as_lines():
+            code = group.main(
+                args=None if arguments is None else list(arguments),
+                prog_name="onebasin",
+                standalone_mode=False,
+                obj=settings,
+            )
         sys.stdout.flush()
     except Exception as error:
         if settings["debug"]:
             traceback.print_exc()
         return _report(error)
     return code if isinstance(code, int) else 0
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    """Print warnings of our own to stderr, each sentence once, without the place in our code that it comes from."""
+    told: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", OnebasinWarning)
+        others = warnings.showwarning
+
+        def tell(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if not issubclass(category, OnebasinWarning):
+                others(message, category, *place, **more)
+            elif str(message) not in told:
+                told.add(str(message))
+                click.echo(f"warning: {_printable(str(message))}", err=True)
+
+        warnings.showwarning = tell
+        yield
 
 
 def entry() -> None:

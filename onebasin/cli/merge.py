@@ -8,6 +8,7 @@ import click
 
 from onebasin.align.crowd.align import Alignment, align
 from onebasin.align.path.merge import merge as average
+from onebasin.align.path.merge import own_statistics
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks, reference_of
 from onebasin.cli.options import debug, progress, progress_bar, refuse_existing
@@ -39,9 +40,12 @@ from onebasin.symmetry import Symmetry
 )
 @click.option("--shares", metavar="X,Y,...", help="Share of each network in the mean. Default: equal shares.")
 @click.option(
+    "--statistics",
     "--recalibrate",
+    "statistics",
     metavar="DATA",
-    help=f"Measure the statistics of batch norms on these examples: {examples.INPUT_GRAMMAR}.",
+    help=f"Measure the running statistics of norms on these examples: {examples.INPUT_GRAMMAR}. Without them the "
+    "merged network has the averages of the networks, and may be worthless.",
 )
 @click.option(
     "--repair",
@@ -70,6 +74,7 @@ def merge(
     \b
       onebasin merge a.pt b.pt -o merged.safetensors --model examples/digits_cnn.py:digits_cnn
       onebasin merge checkpoints/ -o merged.safetensors --model path/to/file.py:factory --repair train.npz
+      onebasin merge checkpoints/ -o merged.safetensors --model path/to/file.py:factory --statistics train.npz
       onebasin merge aligned/ -o merged.safetensors --reference none
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     _check_output(output, force)
@@ -84,8 +89,10 @@ def merge(
     with progress(f"averaging {len(crowd):,} networks ..."):
         merged = average(crowd if aligned is None else aligned.population, weights=weights, **variance)
     told = {"networks": [str(path) for path in networks], "members": len(crowd), "reference": reference}
-    _write(output, merged, {**told, "shares": weights, "variance": variance["variance"]})
-    click.echo(_summary(len(crowd), aligned, variance["variance"]))
+    done = None if variance["variance"] == "auto" else variance["variance"]
+    notes = [] if done or not own_statistics(crowd) else ["running statistics are averages, and were not measured"]
+    _write(output, merged, {**told, "shares": weights, "variance": done, "notes": notes})
+    click.echo("\n".join([_summary(len(crowd), aligned, done), *notes]))
     click.echo(str(output))
 
 
@@ -109,16 +116,17 @@ def _shares(text: str | None, members: int) -> list[float] | None:
     return found
 
 
-def _variance(known: Known, recalibrate: str | None, repair: str | None, **reading: Any) -> dict[str, Any]:
+def _variance(known: Known, statistics: str | None, repair: str | None, **reading: Any) -> dict[str, Any]:
     """What `average` needs for the correction that was asked for."""
-    if recalibrate is None and repair is None:
-        return {"variance": None}
-    if recalibrate is not None and repair is not None:
-        raise InputError("--repair recalibrates too: give only one of --repair and --recalibrate")
-    kind, source = ("repair", repair) if repair is not None else ("recalibrate", recalibrate)
+    if statistics is None and repair is None:
+        return {"variance": "auto"}  # warns where there are statistics
+    if statistics is not None and repair is not None:
+        raise InputError("--repair measures statistics too: give only one of --repair and --statistics")
+    kind, source = ("repair", repair) if repair is not None else ("recalibrate", statistics)
     assert source is not None
     inputs = examples.read(source, targets=False, **reading).inputs
-    return {"variance": kind, "model": known.runs(f"--{kind}"), "inputs": inputs}
+    option = "--repair" if repair is not None else "--statistics"
+    return {"variance": kind, "model": known.runs(option), "inputs": inputs}
 
 
 def _align(crowd: Population, known: Known, reference: str) -> Alignment:

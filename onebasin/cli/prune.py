@@ -13,6 +13,7 @@ from onebasin.cli.crowds import build, posterior_in, shapes_of
 from onebasin.cli.networks import Architecture, Known, example_options, know, numbered, one_network
 from onebasin.cli.options import debug, progress, refuse_existing
 from onebasin.errors import InputError, StorageError
+from onebasin.norms import refreshed_one, warn_stale
 from onebasin.population.durable import make_folder, publish
 from onebasin.population.places import is_there
 from onebasin.population.tensor_file import write_tensors
@@ -57,6 +58,12 @@ _WITHOUT_STD = ("magnitude", "random")
     "--data",
     metavar="DATA",
     help=f"Judge on these examples, by all criteria at twelve levels: {examples.GRAMMAR}.",
+)
+@click.option(
+    "--statistics",
+    metavar="DATA",
+    help="Inputs, such as those of training, on which the running statistics of norms are measured for each pruned "
+    "network.",
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of the data.")
 @examples.data_options
@@ -107,17 +114,32 @@ def prune(
     chosen = {"per": options["per"], "names": options["names"] or None, "seed": seed}
     by = options["by"] or ("snr" if isinstance(posterior, Posterior) else "magnitude")
     masks = choose(posterior, options["keep"], by, **chosen)
+    left, seen = masks.apply(network), _statistics(options, limit)
+    constant = posterior.constant_statistics if isinstance(posterior, Posterior) else frozenset()
+    if seen is not None and seen is not False:
+        left, _ = refreshed_one(_model(known), left, seen, constant=constant)
+    elif seen is None and isinstance(posterior, Posterior) and posterior.own_statistics and data is None:
+        warn_stale("pruned means of this posterior", posterior.own_statistics, "give --statistics")
+    chosen["statistics"] = seen
     curve = None
     if data is not None:
         curve = _curve(known, posterior, examples.read_pair(data, limit, options["sources"]), **chosen)
     facts = {"model": model, "posterior": source, "onto": options["onto"], "data": data}
+    facts["statistics"] = options["statistics"]
     record = _record(masks, curve, facts | {"output": None if output is None else str(output)})
     if output is not None:
-        write_tensors(output, masks.apply(network), {"format": "pt", "onebasin": json.dumps(masks.facts)})
+        write_tensors(output, left, {"format": "pt", "onebasin": json.dumps(masks.facts)})
         publish(output.with_suffix(".json"), lambda file: file.write(f"{record}\n".encode()), replace=True)
     if masks_file is not None:
         masks.save(masks_file)
     click.echo(record if as_json else _told(masks, curve, [path for path in (output, masks_file) if path]))
+
+
+def _statistics(options: dict[str, Any], limit: int | None) -> Any:
+    """Inputs for running statistics; False for a network that was given, because it has its own."""
+    if options["statistics"] is not None:
+        return examples.read(options["statistics"], limit=limit, targets=False, sources=options["sources"]).inputs
+    return None if options["onto"] is None else False
 
 
 def _check_output(path: Path | None, force: bool) -> None:

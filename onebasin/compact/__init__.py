@@ -2,6 +2,7 @@
 
 from onebasin.compact.basin import Distance, distance
 from onebasin.compact.carry import carried
+from onebasin.compact.fidelity import Fidelity, fidelity
 from onebasin.compact.orbit import OrbitDensity, orbit_log_density
 from onebasin.compact.refine import calibrate, refine
 from onebasin.compact.shares import PriorShares, prior_shares
@@ -9,11 +10,13 @@ from onebasin.compact.stitch import stitch
 
 __all__ = [
     "Distance",
+    "Fidelity",
     "OrbitDensity",
     "PriorShares",
     "calibrate",
     "carried",
     "distance",
+    "fidelity",
     "orbit_log_density",
     "prior_shares",
     "refine",

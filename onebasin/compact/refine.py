@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from torch import nn
 
-from onebasin.calling import Inputs
+from onebasin.calling import Inputs, call_arguments, examples_in, rows_of
 from onebasin.cluster import Places, places_in
+from onebasin.compact.fidelity import fidelity
 from onebasin.compact.moving import Free, Moving, Widths
 from onebasin.compact.surroundings import surroundings
 from onebasin.compact.teacher import Teacher
 from onebasin.errors import InputError
+from onebasin.norms import Measured, norms_used
 from onebasin.options import refuse_unknown
 from onebasin.population import Population
 from onebasin.posterior import Posterior
-from onebasin.predict.batches import rows_of
 from onebasin.predict.forward import check_fits
 from onebasin.predict.gradient import Differentiable
+from onebasin.predict.predicting import Output
 
 Show = Callable[[int, int, str], None]
 
@@ -45,6 +47,8 @@ class Options(Places, total=False):
         diversity: weight of the disagreement between networks beside their average predictive. Default: 0.3 to refine,
             0 to calibrate.
         leash: weight of the KL divergence of the marginals from the fit, per weight. Default: 0.
+        statistics: inputs on which running statistics of norms are measured for each draw; False leaves them at the
+            averages that the posterior holds. Default: the inputs that the posterior is moved on.
         seed: of draws, batches and noise. Default: 0.
         progress: called with (steps done, steps, text).
     """
@@ -59,6 +63,7 @@ class Options(Places, total=False):
     mixed: int
     diversity: float
     leash: float
+    statistics: Measured
     seed: int
     progress: Show
 
@@ -91,7 +96,13 @@ def refine(
     p and q being the average predictives of crowd and draws, h the mean entropy of a network: the second term draws
     the mutual information towards the crowd's. The result is made to keep the predictive and nothing else: its widths
     are not those of the crowd's weights (`provenance["refined"]` says by how much they shrank, and which distance
-    remained). Begin with a fit of the aligned crowd; with few steps the start decides, with many it hardly does.
+    remained; under "fidelity" how well draws agree with the crowd on the inputs, on noisy and mixed ones and on uniform
+    noise: few inputs say little about what lies around them). Begin with a fit of the aligned crowd; with few steps the
+    start decides, with many it hardly does.
+
+    Networks with running statistics get those of each draw in every step, and need them when they are drawn. With
+    `statistics=False` the posterior is moved with the averages that it holds, which are its constants from then on:
+    draws need no data.
 
     Args:
         posterior: diagonal or low-rank Gaussians, or a mixture of them, fitted to the aligned crowd.
@@ -131,20 +142,52 @@ def _moved(
     places = places_in(options)
     teacher = Teacher.ask(model, crowd, wide, classes=chosen["output"] == "probabilities", **places)
     moving = Moving(posterior, Free if form == "refined" else Widths, chosen["start"])
+    norms = norms_used(model, posterior.mean, inputs, constant=posterior.constant_statistics)
+    asked = options.get("statistics")
+    statistics: Measured = False if asked is False or not norms else inputs if asked is None else asked
     with torch.enable_grad():
-        distance = _descend(moving, Differentiable(model, *moving.place), teacher, generator, chosen)
-    told = {name: value for name, value in chosen.items() if name != "progress" and name not in places}
-    facts = {**told, "networks": len(crowd), "distance": distance, "narrowing": moving.narrowing()}
+        function = Differentiable(model, *moving.place, constant=posterior.constant_statistics)
+        distance = _descend(moving, function, teacher, generator, chosen, statistics)
+    silent = {"progress", "statistics", *places}
+    facts: dict[str, Any] = {name: value for name, value in chosen.items() if name not in silent}
+    facts |= {"networks": len(crowd), "distance": distance, "narrowing": moving.narrowing()}
+    if norms:
+        facts["statistics"] = "averages of the networks" if statistics is False else "measured for each draw"
     if form == "calibrated":
         facts["tensors"] = moving.numbers()
-    return moving.result({**posterior.provenance, form: facts})
+    told = {**posterior.provenance, form: facts}
+    if norms and statistics is False:
+        told["constant_statistics"] = sorted({*posterior.constant_statistics, *norms})
+    found = moving.result(told)
+    close = fidelity(
+        model,
+        found,
+        crowd,
+        inputs,
+        statistics=statistics,
+        output=cast("Output", chosen["output"]),
+        seed=chosen["seed"] + 1,  # other noise than that of the descent
+        **places,
+    )
+    facts["fidelity"] = {name: own.to_json() for name, own in close.items()}
+    return found
 
 
 def _descend(
-    moving: Moving, function: Differentiable, teacher: Teacher, generator: torch.Generator, chosen: Options
+    moving: Moving,
+    function: Differentiable,
+    teacher: Teacher,
+    generator: torch.Generator,
+    chosen: Options,
+    statistics: Measured,
 ) -> float:
-    """Adam with a cosine schedule; returns the mean distance over the last tenth of the steps."""
+    """Adam with a cosine schedule; returns the mean distance over the last tenth of the steps.
+
+    With `statistics`, a batch of these inputs gives each network of a step the running statistics of its norms.
+    """
     steps, count = chosen["steps"], len(teacher)
+    own = None if statistics is None or statistics is False else call_arguments(statistics)
+    examples = 0 if own is None else examples_in(own[0] + tuple(own[1].values()))
     optimiser = torch.optim.Adam(moving.parameters, lr=chosen["rate"])
     kept: list[float] = []
     for step in range(steps):
@@ -152,7 +195,10 @@ def _descend(
             group["lr"] = chosen["rate"] * (1 + math.cos(math.pi * step / steps)) / 2
         rows = torch.randperm(count, generator=generator)[: chosen["batch"]]
         networks, weights = moving.draw(chosen["draws"], generator)
-        outputs = function(networks, rows_of(teacher.inputs, rows))
+        seen = None
+        if own is not None:
+            seen = rows_of(own, torch.randperm(examples, generator=generator)[: chosen["batch"]])
+        outputs = function(networks, rows_of(teacher.inputs, rows), seen)
         distance = teacher.distance(outputs, weights, rows, chosen["diversity"], mirrored=True)
         loss = distance + chosen["leash"] * moving.leash() if chosen["leash"] else distance
         if not bool(torch.isfinite(loss.detach())):

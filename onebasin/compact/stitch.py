@@ -51,4 +51,5 @@ def stitch(
     moved = carried(sigma_of, found, symmetry)
     provenance = {"mean of": dict(mean_of.provenance), "spread of": dict(sigma_of.provenance)}
     gaussian = Gaussian(mean_of.components[0].centre, moved.components[0].shape)
-    return replace(mean_of, components=(gaussian,), provenance={"stitch": provenance})
+    constant = {"constant_statistics": sorted(mean_of.constant_statistics)} if mean_of.constant_statistics else {}
+    return replace(mean_of, components=(gaussian,), provenance={"stitch": provenance, **constant})

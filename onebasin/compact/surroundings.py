@@ -41,6 +41,23 @@ def surroundings(inputs: Inputs, *, noise: float, mixed: int, generator: torch.G
     return _joined(call, kinds)
 
 
+def around(inputs: Inputs, generator: torch.Generator) -> dict[str, Inputs]:
+    """As many inputs of three other kinds; nothing where there are only whole numbers, such as tokens.
+
+    "noisy inputs" and "mixed inputs" are those of `surroundings` with noise=2 and mixed=1. "uniform noise" is drawn
+    between the smallest and the largest number of each tensor: inputs that look like nothing.
+    """
+    call, count = call_arguments(inputs), examples_in(inputs)
+    if not any(map(_continuous, (*call[0], *call[1].values()))):
+        return {}
+    kinds = {
+        "noisy inputs": _noisy(count, 2.0, generator),
+        "mixed inputs": _mixed(count, generator),
+        "uniform noise": _uniform(generator),
+    }
+    return {name: _joined(call, [kind]) for name, kind in kinds.items()}
+
+
 def _joined(call: Call, kinds: list[Change]) -> Inputs:
     """All kinds of copies of every tensor, one below the other."""
 
@@ -73,6 +90,14 @@ def _mixed(count: int, generator: torch.Generator) -> Change:
     def change(value: Tensor) -> Tensor:
         part = _per_example(share, value)
         return part * value + (1 - part) * value[partner.to(value.device)]
+
+    return change
+
+
+def _uniform(generator: torch.Generator) -> Change:
+    def change(value: Tensor) -> Tensor:
+        drawn = torch.rand(value.shape, generator=generator, device=generator.device).to(value)
+        return value.min() + (value.max() - value.min()) * drawn
 
     return change
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Unpack, cast
 
 import torch
@@ -11,14 +12,14 @@ from onebasin.calling import Inputs
 from onebasin.cluster import Cluster, Needs, cluster_for
 from onebasin.diversity.pairing import Pairs
 from onebasin.diversity.report import Diversity
-from onebasin.errors import InputError
+from onebasin.errors import InputError, StatisticsWarning
 from onebasin.metrics.concordance import pearson, spearman
 from onebasin.metrics.entropy import mutual_information
 from onebasin.metrics.pairs import pairwise_mutual_information
 from onebasin.population import Population
 from onebasin.predict import examples_in
 from onebasin.predict.drawing import Crowd, first_of, networks_of
-from onebasin.predict.passing import Options, needs
+from onebasin.predict.passing import Options, needs, stale_statistics
 from onebasin.predict.portions import answers, pieces
 from onebasin.predict.predicting import check_classes, check_output, predict, refuse_nan
 
@@ -70,6 +71,10 @@ def diversity(
             "correct them"
         )
     numbers, crowd, of = _chosen(crowd, members, options)
+    note = stale_statistics(model, crowd, inside, options)
+    if note is not None:
+        warnings.warn(note, StatisticsWarning, stacklevel=2)
+        options = cast("Options", {**options, "statistics": False})  # it has been said
     chain = networks_of(crowd, len(numbers), options.get("seed", 0)).chain
     pairs = Pairs.of(len(numbers), chain)
     foreign: Tensor | None = None
@@ -86,7 +91,8 @@ def diversity(
         here, there = pairs.values(matrix), pairs.values(foreign)
         together = pearson(here, there), spearman(here, there)
     collapse, listed = pairs.collapse(matrix, threshold), pairs.closest(matrix, foreign, numbers, closest)
-    return Diversity(numbers, of, side, other, *together, collapse, listed, matrix, foreign)
+    remarks = () if note is None else (note,)
+    return Diversity(numbers, of, side, other, *together, collapse, listed, matrix, foreign, remarks)
 
 
 def _chosen(crowd: Crowd, members: int, options: Options) -> tuple[Tensor, Crowd, int]:

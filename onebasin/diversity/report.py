@@ -85,6 +85,7 @@ class Diversity:
         closest: the closest pairs, ascending.
         matrix: mutual information of every pair on the inside inputs, float64 (M, M).
         outside_matrix: the same on the outside inputs.
+        remarks: sentences about numbers that may mislead.
     """
 
     networks: Tensor
@@ -97,6 +98,7 @@ class Diversity:
     closest: tuple[Pair, ...]
     matrix: Tensor
     outside_matrix: Tensor | None
+    remarks: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers; without the matrices."""
@@ -109,6 +111,7 @@ class Diversity:
             "spearman": self.spearman,
             "collapse": asdict(self.collapse),
             "closest": [asdict(pair) for pair in self.closest],
+            "remarks": list(self.remarks),
         }
 
     def to_json(self) -> str:
@@ -136,6 +139,7 @@ class Diversity:
         if self.closest:
             titles = ("closest", "inside", "of median", "outside", "chain")
             lines += ["", table([titles, *map(_closest, self.closest)], rule=False)]
+        lines += [line for said in self.remarks for line in ("", said)]
         return "\n".join(lines)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from onebasin.cluster import Cluster, cluster_for
 from onebasin.errors import InputError
+from onebasin.norms import statistics_in
 from onebasin.population import Population, constant_tensors
 from onebasin.posterior.bounds import fit_bytes
 from onebasin.posterior.clusters import PROJECTED, clusters
@@ -81,7 +82,8 @@ def fit(
             labels = clusters(population, layout, asked.clusters or 0, **limits, cluster=cluster).labels
         found = _fitted(population, layout, labels, asked, cluster)
     facts = asked.facts(family) | _rank(found.components, asked)
-    return replace(found, provenance=_provenance(population, family, components, labels.bincount(), facts))
+    told = _provenance(population, family, components, labels.bincount(), facts)
+    return replace(found, provenance={**told, **found.provenance})
 
 
 def _fitted(population: Population, layout: Coordinates, groups: Tensor, asked: Plan, cluster: Cluster) -> Posterior:
@@ -90,7 +92,25 @@ def _fitted(population: Population, layout: Coordinates, groups: Tensor, asked: 
     found = moments(population, (*layout.names, *beside), groups, cluster)
     gaussians = _gaussians((population, groups), layout, found, asked, cluster)
     rest = [_rest(population, groups, group, layout, found) for group in range(len(found.counts))]
-    return Posterior(tuple(gaussians), found.counts.double() / len(population), layout, tuple(rest), {})
+    told = {"constant_statistics": same} if (same := _constant(layout, found)) else {}
+    return Posterior(tuple(gaussians), found.counts.double() / len(population), layout, tuple(rest), told)
+
+
+def _constant(layout: Coordinates, found: Moments) -> list[str]:
+    """Running means that, with the variances beside them, are the same in all networks, up to rounding of a mean."""
+    sizes = [layout.spec[name].size for name in found.names]
+    means = dict(zip(found.names, found.mean.split(sizes, 1), strict=True))
+    squares = dict(zip(found.names, found.squares.split(sizes, 1), strict=True))
+    alone = bool((found.counts < 2).any())  # such a component shows no spread: it must agree with the others
+
+    def still(name: str) -> bool:
+        limit = _ROUNDING * torch.finfo(torch.float64).eps * means[name].abs()
+        within = squares[name] <= limit.square() * found.counts[:, None]
+        agree = (means[name] - means[name][:1]).abs() <= limit
+        return bool(within.all()) and (not alone or bool(agree.all()))
+
+    beside = {name: f"{name.removesuffix('running_mean')}running_var" for name in statistics_in(layout.others)}
+    return [name for name, other in beside.items() if all(still(own) for own in (name, other) if own in means)]
 
 
 def _labels(population: Population, components: Any) -> Tensor:

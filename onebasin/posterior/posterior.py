@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onebasin.errors import InputError, OnebasinError, SpecError
+from onebasin.norms import Measured, refreshed, statistics_in, warn_stale
 from onebasin.population import Population
 from onebasin.posterior.coordinates import Coordinates
 from onebasin.posterior.gaussian import Gaussian
@@ -131,12 +132,47 @@ class Posterior:
             variance += weight * (component.shape.std().double().square() + gap.square())
         return variance.sqrt()
 
-    def draw(self, n: int, generator: torch.Generator) -> Population:
+    @property
+    def constant_statistics(self) -> frozenset[str]:
+        """Names of running means that are constants of the function and stay as they are in every draw.
+
+        They were the same in all networks of the fit, as after HMC, which samples in evaluation mode, or where norms
+        were frozen; or the posterior was refined with them (`refine(..., statistics=False)`).
+        """
+        told = self.provenance.get("constant_statistics", ())
+        return frozenset(map(str, told)) if isinstance(told, list | tuple) else frozenset()
+
+    @property
+    def own_statistics(self) -> tuple[str, ...]:
+        """Names of running means that should be measured anew for each draw, as torch's norms call them."""
+        return tuple(name for name in statistics_in(self.layout.others) if name not in self.constant_statistics)
+
+    def draw(
+        self,
+        n: int,
+        generator: torch.Generator,
+        *,
+        model: nn.Module | None = None,
+        statistics: Measured = None,
+    ) -> Population:
         """Networks drawn from the mixture, ordered by component, which is their `chain`.
 
         Components get their share of the draws as exactly as whole numbers allow, so the M k draws of a mixture of M
         equal ones are k each; what is left over is drawn by systematic sampling, with the right expectation.
+
+        Args:
+            n: number of networks.
+            generator: of the draws.
+            model: the function, for `statistics`.
+            statistics: inputs, such as those of training, on which the running statistics of norms are measured for
+                each draw, see `onebasin.norms.refreshed`. False: leave them at the averages of the networks that the
+                posterior was fitted to. None: the same, with a warning where there are such statistics.
+
+        Warns:
+            StatisticsWarning: draws have running statistics that are not their own.
         """
+        if statistics is not None and statistics is not False and model is None:
+            raise InputError("statistics= are measured by running the networks: give draw model= too")
         if n < 1:
             raise InputError(f"expected to draw at least 1 network, found n={n}: give a positive number")
         counts = shares(self.weights, n, generator)
@@ -148,6 +184,11 @@ class Posterior:
         chain = torch.repeat_interleave(torch.arange(len(counts)), counts)
         rest = {name: torch.stack([own[name] for own in self.rest])[chain] for name in self.layout.others}
         stacked = self.layout.networks(torch.cat(drawn), rest)
+        if statistics is None and self.own_statistics:
+            remedy = "give draw model= and statistics=, inputs such as those of training, or statistics=False to say so"
+            warn_stale("draws of this posterior", self.own_statistics, remedy)
+        elif statistics is not None and statistics is not False and model is not None:
+            stacked, _ = refreshed(model, stacked, statistics, constant=self.constant_statistics)
         return Population.from_stacked(stacked, chain=chain, provenance=dict(self.provenance))
 
     def log_density(self, state: Mapping[str, Tensor]) -> float:

@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from onebasin.calling import Call, Inputs, evaluation_mode
-from onebasin.errors import InputError, SpecError
-from onebasin.predict.batches import batches, moved
-from onebasin.state import State, TensorSpec, as_spec, check_spec, shared_names, spec_of
+from onebasin.calling import (
+    Call,
+    Inputs,
+    as_seen,
+    batches,
+    check_fits,
+    described,
+    fixed_buffers,
+    floating_dtype,
+    moved,
+    run_with,
+    undisturbed,
+)
+from onebasin.errors import InputError
+
+__all__ = [
+    "BATCH",
+    "Bound",
+    "as_seen",
+    "check_fits",
+    "described",
+    "fixed_buffers",
+    "floating_dtype",
+    "narrowed",
+    "one_tensor",
+    "outputs",
+    "undisturbed",
+    "wide_outputs",
+]
 
 BATCH = 1000  # examples per forward pass: enough to fill a processor, small against memory
 
@@ -71,76 +94,14 @@ class Bound:
 
     def run(self, call: Call, *, grad: bool = False) -> Any:
         """The same for a model that may return anything, for those who only watch it."""
-        arguments, options = moved(call, self.device, self.dtype)
         with undisturbed(self.model), torch.set_grad_enabled(grad):
-            try:
-                return functional_call(self.model, self._everything, arguments, options, tie_weights=False)
-            except (RuntimeError, TypeError, ValueError, IndexError) as error:
-                raise InputError(
-                    f"{type(self.model).__name__} could not be called with ({described(call)}): "
-                    f"{type(error).__name__}: {error}. Give inputs of the shapes and dtypes that its forward expects"
-                ) from error
-
-
-def check_fits(model: nn.Module, state: Mapping[str, Tensor], *, members: bool = False) -> None:
-    """Raise `SpecError` unless names and shapes are those of the model, and shared tensors have one value.
-
-    Dtypes may differ: the same function is worked with in float32 and proved in float64.
-
-    Args:
-        model: the module.
-        state: one network, or many with a leading member axis.
-        members: whether there is such an axis.
-    """
-    expected = as_spec(model)
-    found = {
-        name: TensorSpec(tensor.shape[1:] if members else tensor.shape, expected[name].dtype)
-        if name in expected
-        else tensor
-        for name, tensor in spec_of(state).items()
-    }
-    check_spec(found, expected, where=f"as a state of {type(model).__name__}, what was given")
-    for name, first in shared_names(model).items():
-        if name != first and not torch.allclose(state[name], state[first], rtol=0, atol=0, equal_nan=True):
-            raise SpecError(
-                f"{name} and {first} are one tensor in {type(model).__name__}, but their values in the state differ: "
-                "give both the same value"
-            )
-
-
-def as_seen(model: nn.Module, state: Mapping[str, Tensor]) -> State:
-    """The tensors as the model may see them: wide enough to compute with, and copies where it could write."""
-    buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
-    seen: State = {}
-    for name, first in shared_names(model).items():
-        if first in seen:
-            seen[name] = seen[first]
-            continue
-        value = state[name].detach()
-        if value.is_floating_point() and value.dtype.itemsize < 4:
-            value = value.float()
-        seen[name] = value.clone() if name in buffers else value
-    return seen
-
-
-def floating_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype | None:
-    """The dtype of all floating-point tensors, None if there are several or no such tensors."""
-    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
-    return dtypes.pop() if len(dtypes) == 1 else None
+            return run_with(self.model, self._everything, moved(call, self.device, self.dtype))
 
 
 def narrowed(result: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     """The result of a wide computation in the dtype of weights in half precision, else as it is."""
     dtype = floating_dtype(tensors)
     return result.to(dtype) if dtype and dtype.itemsize < 4 and result.is_floating_point() else result
-
-
-def fixed_buffers(model: nn.Module, device: torch.device, dtype: torch.dtype | None) -> State:
-    """Copies of all buffers of the module; those outside of its state dict are part of the function."""
-    return {
-        name: buffer.detach().to(device=device, dtype=dtype if buffer.is_floating_point() else None, copy=True)
-        for name, buffer in model.named_buffers(remove_duplicate=False)
-    }
 
 
 def one_tensor(model: nn.Module, result: Any) -> Tensor:
@@ -151,22 +112,3 @@ def one_tensor(model: nn.Module, result: Any) -> Tensor:
             "wrap the model in a module whose forward returns the tensor you mean"
         )
     return result
-
-
-def described(call: Call) -> str:
-    """Shapes and dtypes of arguments, for messages."""
-
-    def word(value: Any) -> str:
-        if isinstance(value, Tensor):
-            return f"{str(value.dtype).removeprefix('torch.')}[{'x'.join(map(str, value.shape))}]"
-        return type(value).__name__
-
-    arguments, options = call
-    return ", ".join([word(value) for value in arguments] + [f"{key}={word(value)}" for key, value in options.items()])
-
-
-@contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, without gradient; on exit every module and the global generator are as before."""
-    with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        yield

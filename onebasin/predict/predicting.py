@@ -45,14 +45,17 @@ def predict(
             classes, ...); "logits" or "values" (two words for the same), what the network returns.
         average: return the mean over networks in float64, and keep no more than a block of them. (Of logits this is
             the logarithm of a geometric mean: for the average predictive ask for probabilities.)
-        options: `draws`, `seed`, `chunk`, `batch` and `progress`; `workers`, `cluster` and `memory` say where the
-            networks run; see `Options`.
+        options: `draws`, `seed`, `statistics`, `chunk`, `batch` and `progress`; `workers`, `cluster` and `memory` say
+            where the networks run; see `Options`.
 
     Returns:
         Without `average` the dtype is that of the networks; probabilities are computed in float32 at least.
 
     Raises:
         InputError: an option is unknown, there are no classes, or a network gives NaN.
+
+    Warns:
+        StatisticsWarning: draws of a Posterior have running statistics that are not their own; see `statistics`.
     """
     check_output(output, options)
     total = len(networks_of(crowd, options.get("draws", 100), options.get("seed", 0)))

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 from onebasin.calling import Inputs
 from onebasin.errors import InputError
+from onebasin.norms import Measured, norms_used, refreshed_one, warn_stale
 from onebasin.options import refuse_unknown
 from onebasin.posterior import Posterior
 from onebasin.predict import Loss, losses
 from onebasin.predict.forward import BATCH
 from onebasin.pruning.criteria import CRITERIA
+from onebasin.pruning.masks import Masks
 from onebasin.pruning.ranking import Network, Ranking
-from onebasin.state import as_state
+from onebasin.state import State, as_state
 
 LEVELS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01)  # those of paper 1
 
@@ -32,6 +34,9 @@ class Options(TypedDict, total=False):
         seed: of the first of them.
         loss: as in `onebasin.predict.losses`; "cross-entropy" by default.
         batch: largest number of examples in one forward pass.
+        statistics: inputs, such as those of training, on which the running statistics of norms are measured for each
+            pruned network. False: keep those of the network. By default the same, with a warning and a remark where
+            the network is the mean of a Posterior, which has only averages.
     """
 
     names: Collection[str] | None
@@ -39,6 +44,7 @@ class Options(TypedDict, total=False):
     seed: int
     loss: Loss
     batch: int
+    statistics: Measured
 
 
 @dataclass(frozen=True)
@@ -69,12 +75,14 @@ class PruningCurve:
         levels: the shares that were kept.
         per: "global" or "tensor".
         examples: how many there were.
+        remarks: sentences about numbers that may mislead.
     """
 
     points: Mapping[str, tuple[Point, ...]]
     levels: tuple[float, ...]
     per: str
     examples: int
+    remarks: tuple[str, ...] = ()
 
     def accuracy(self, by: str) -> tuple[float | None, ...]:
         """Share of right classes at each level."""
@@ -91,6 +99,7 @@ class PruningCurve:
             "per": self.per,
             "examples": self.examples,
             "criteria": {by: [asdict(point) for point in points] for by, points in self.points.items()},
+            "remarks": list(self.remarks),
         }
 
     def to_json(self) -> str:
@@ -106,7 +115,7 @@ class PruningCurve:
             cells = [_cell(points[row], classes, widths[by]) for by, points in self.points.items()]
             lines.append(f"{100 * level:>7.4g}" + "".join(cells))
         lines.insert(1, "-" * len(lines[0]))
-        return "\n".join(lines)
+        return "\n".join([*lines, *[line for said in self.remarks for line in ("", said)]])
 
 
 def pruning_curve(
@@ -137,9 +146,23 @@ def pruning_curve(
     """
     refuse_unknown(options, Options.__annotations__, "pruning_curve")
     inputs, targets = data
+    statistics = options.get("statistics")
+    constant = posterior.constant_statistics if isinstance(posterior, Posterior) else frozenset()
+    averaged: tuple[str, ...] = ()
+    if state is None and isinstance(posterior, Posterior) and statistics is None:
+        averaged = norms_used(model, posterior.mean, inputs, constant=constant)
+    remedy = "give statistics=, inputs such as those of training (on the command line --statistics), or False"
+    remarks = (warn_stale("pruned means of this posterior", averaged, remedy),) if averaged else ()
     if state is None:
         state = posterior.mean if isinstance(posterior, Posterior) else posterior
     network = as_state(state)
+
+    def pruned(masks: Masks) -> State:
+        left = masks.apply(network)
+        if statistics is None or statistics is False:
+            return left
+        return refreshed_one(model, left, statistics, constant=constant)[0]
+
     seed, repeats, names = options.get("seed", 0), options.get("repeats", 3), options.get("names")
     if repeats < 1 or not _several(by) or not _several(levels):
         raise InputError(
@@ -156,12 +179,12 @@ def pruning_curve(
         found = []
         for level in levels:
             masks = [ranking.masks(level, per) for ranking in rankings]
-            scores = [losses(model, one.apply(network), inputs, targets, **judging) for one in masks]
+            scores = [losses(model, pruned(one), inputs, targets, **judging) for one in masks]
             right = [1 - score.error for score in scores if score.error is not None]
             examples = scores[0].examples
             found.append(_point(level, masks[0].kept, [score.loss for score in scores], right))
         points[criterion] = tuple(found)
-    return PruningCurve(points, levels, per, examples)
+    return PruningCurve(points, levels, per, examples, remarks)
 
 
 def _several(given: object) -> bool:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.align.crowd.align import align
-from onebasin.align.path.recalibrate import may_have_norms, recalibrate, refreshed
+from onebasin.align.path.recalibrate import recalibrate
 from onebasin.align.path.repair import blend, repair, unit_statistics
 from onebasin.errors import InputError
+from onebasin.norms import norms_used, refreshed_one, statistics_in, warn_stale
 from onebasin.population import Population
 from onebasin.predict import Inputs
 from onebasin.state import Spec, State, check_finite
@@ -41,12 +42,17 @@ def merge(
         inputs: data as in `predict.outputs`, for `variance`.
         variance: "recalibrate" measures the statistics of batch norms on `inputs`; "repair" also restores the spread of
             all other units to the mean of the members' (one pass over the data per member); None does neither;
-            "auto" recalibrates several members with batch norms where `model` and `inputs` are given.
+            "auto" recalibrates several members with batch norms where `model` and `inputs` are given, and warns where
+            they are not; statistics that are the same in all members are constants, and stay.
         weights: share of each member (members,), not negative; they are divided by their sum.
 
     Raises:
         InputError: no members, weights that are none, or data missing for `variance`.
         SpecError: a member is not finite.
+
+    Warns:
+        StatisticsWarning: the members have running statistics of their own, and there are no data to measure those of
+            the mean on.
     """
     if variance not in (None, "auto", "recalibrate", "repair"):
         raise InputError(f'expected variance "auto", "recalibrate", "repair" or None, found {variance!r}: choose one')
@@ -54,16 +60,35 @@ def merge(
     members = population if symmetry is None else align(population, symmetry).population
     state = _mean(members, shares)
     check_finite(state, where="the mean of the networks")
-    if variance is None or (variance == "auto" and (len(population) == 1 or model is None or inputs is None)):
+    if variance is None or (variance == "auto" and len(population) == 1):
+        return state
+    if variance == "auto" and (model is None or inputs is None):
+        if names := own_statistics(members):
+            remedy = "give merge model= and inputs= (on the command line --statistics), or variance=None to keep them"
+            warn_stale("merged networks", names, remedy)
         return state
     if model is None or inputs is None:
         raise InputError(f"variance={variance!r} measures activations: give model= and inputs= too")
     if variance == "auto":
-        return refreshed(model, state, inputs)[0] if may_have_norms(model) else state
+        used = norms_used(model, state, inputs)
+        same = [name for name in used if not _differs(members, name)]
+        return refreshed_one(model, state, inputs, constant=same)[0] if len(same) < len(used) else state
     if variance == "recalibrate":
         return recalibrate(model, state, inputs)
     parts = [unit_statistics(model, member, inputs) for member in members]
     return repair(model, state, blend(parts, shares.tolist()), inputs).state
+
+
+def own_statistics(population: Population) -> tuple[str, ...]:
+    """Names of the running means in which the networks of a population differ, as torch's norms call them."""
+    return tuple(name for name in statistics_in(population.names) if _differs(population, name))
+
+
+def _differs(population: Population, name: str) -> bool:
+    """Whether a running mean, or the variance beside it, is not the same in all networks."""
+    beside = [name, f"{name.removesuffix('running_mean')}running_var"]
+    tensors = [population.tensor(own) for own in beside if own in population.spec]
+    return any(not torch.equal(value, value[:1].expand_as(value)) for value in tensors)
 
 
 def _shares(weights: Sequence[float] | Tensor | None, members: int) -> Tensor:

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from onebasin.align.path.recalibrate import Renormalise, replaced
 from onebasin.align.path.survey import Layer, survey
 from onebasin.align.path.watch import LayerCall, Watch
 from onebasin.errors import InputError
+from onebasin.norms import Renormalise, frozen_norms, replaced
 from onebasin.predict import Inputs, Moments
 from onebasin.predict.batches import batches
 from onebasin.predict.forward import BATCH, Bound
@@ -110,7 +110,7 @@ def repair(
     bound = Bound(model, state)
     plan = survey(bound, inputs)
     chosen = _chosen(plan, layers, targets)
-    watch = _Correct(bound.tensors, chosen, targets)
+    watch = _Correct(bound, chosen, targets)
     for _, call in batches(inputs, batch):
         with watch:
             bound(call)
@@ -177,11 +177,11 @@ class _Measure(Watch):
         return call.result
 
 
-class _Correct(Renormalise):
+class _Correct(Watch, Renormalise):
     """Takes the statistics of layers, and hands on what they give with the target statistics."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], chosen: Mapping[str, Layer], targets: Statistics) -> None:
-        super().__init__(tensors)
+    def __init__(self, bound: Bound, chosen: Mapping[str, Layer], targets: Statistics) -> None:
+        super().__init__(bound.tensors, frozen_norms(bound.model))
         self.chosen, self.targets = chosen, targets
         self.units: dict[str, Moments] = {}
 

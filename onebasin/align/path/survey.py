@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from onebasin.align.path.watch import LayerCall, NormCall, Watch
+from onebasin.align.path.watch import LayerCall, Watch
+from onebasin.norms import NormCall, frozen_norms
 from onebasin.predict import Inputs
 from onebasin.predict.batches import batches
 from onebasin.predict.forward import Bound
@@ -68,6 +69,7 @@ class _Follow(Watch):
     def __init__(self, bound: Bound) -> None:
         super().__init__(bound.tensors)
         first = shared_names(bound.model)
+        self.constant = frozen_norms(bound.model)
         self.tied = {first[name] for name in first if first[name] != name}
         self.biases: dict[str, str | None] = {}  # of each layer, in the order of first use
         self.uses: Counter[str] = Counter()
@@ -86,6 +88,8 @@ class _Follow(Watch):
         return result
 
     def norm(self, call: NormCall) -> None:
+        if call.mean in self.constant:  # it restores nothing: its statistics stay
+            return
         for result, version, name in self._made:
             if result is call.input and result._version == version:  # no activation in place came between
                 self.normed.add(name)

@@ -26,6 +26,7 @@ from onebasin.inference.density.likelihood import (
 )
 from onebasin.inference.density.prior import Prior, Scale
 from onebasin.inference.density.target import PIECE, OneNetwork, Outputs, Target
+from onebasin.norms import frozen_norms
 from onebasin.predict.batches import batches, check_targets, moved
 from onebasin.predict.forward import Bound, one_tensor
 from onebasin.predict.losses import check_class_numbers
@@ -63,21 +64,31 @@ class Called:
         self.model = copy.deepcopy(model)
         self.frozen = [module for module in self.model.modules() if is_frozen(module)]  # stay in evaluation mode
         self.model.to(layout.dtype).requires_grad_(False)
+        self._train()
+        self.constant = frozen_norms(self.model)
+        self.model.eval()
         stored = layout.spec
         # Buffers outside of the state dict are part of the function.
         self.fixed = {name: value for name, value in self.model.named_buffers() if name not in stored}
 
     def __call__(self, sampled: Mapping[str, Tensor], rest: State, call: Any, training: bool) -> tuple[Tensor, State]:
         """The outputs, and the rest as the pass has left it."""
-        self.model.train(training)
-        for module in self.frozen if training else ():
-            module.training = False
+        if training:
+            self._train()
+        else:
+            self.model.eval()
         after = {name: value.clone() for name, value in rest.items()} if training else rest
         weights = {**self.fixed, **self.layout.everything(sampled, after)}
         arguments, options = call
         return one_tensor(
             self.model, functional_call(self.model, weights, arguments, options, tie_weights=False)
         ), after
+
+    def _train(self) -> None:
+        """Training mode for all but what is frozen."""
+        self.model.train()
+        for module in self.frozen:
+            module.training = False
 
 
 def target_of(model: nn.Module, data: Data, **options: Unpack[Density]) -> Target:

@@ -69,9 +69,11 @@ class Outputs(Protocol):
 
     Attributes:
         model: the module that is called; hooks may be put on it and must be taken off again.
+        constant: names of running means that training does not touch.
     """
 
     model: nn.Module
+    constant: frozenset[str]
 
     def __call__(self, sampled: Mapping[str, Tensor], rest: State, call: Any, training: bool) -> tuple[Tensor, State]:
         """The outputs (n, ...), and the rest as the pass has left it."""

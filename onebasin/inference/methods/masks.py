@@ -22,7 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from onebasin.calling import Call
 from onebasin.errors import InputError
-from onebasin.inference.methods.refresh import tracked
+from onebasin.norms import tracked
 from onebasin.predict.batches import moved
 
 Dropping = float | Mapping[str, float]

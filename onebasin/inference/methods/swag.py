@@ -6,7 +6,7 @@ of them, and the deviations d_n = w_n - (mean of w_1 ... w_n) of the last K as c
     covariance = scale * 1/2 ( diag(variance) + D D^T / (K - 1) ).
 
 The variance is summed as squared deviations from the running mean (Welford), no difference of two large numbers. Drawn
-networks get batch-norm statistics of their own from the training data; see `refreshed`.
+networks get batch-norm statistics of their own from the training data; see `onebasin.norms.refreshed`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from typing import NamedTuple, Unpack, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_unflatten
 
 from onebasin.errors import InputError
 from onebasin.inference.density.target import Target
 from onebasin.inference.kernel import Info, Moment, Networks, Plan, Stage
 from onebasin.inference.methods.ensemble import TrainingOptions, count, training_stage
-from onebasin.inference.methods.refresh import refreshed
 from onebasin.inference.methods.training import Optimiser, Trained, Training
-from onebasin.inference.seeds import Streams, derived
+from onebasin.inference.seeds import Streams
+from onebasin.norms import refreshed, tracked
 from onebasin.posterior import Gaussian, LowRank
 from onebasin.posterior.gaussian import one_of_each
 from onebasin.state import State
@@ -135,12 +136,26 @@ class SWAG:
     def draw(self, state: Collected, streams: Streams) -> Networks:
         """One network from each Gaussian."""
         position = one_of_each(self.components(state), streams.each("draw"))
-        return self._finished(position, state.rest, derived(streams.seed, "refresh", streams.chains[0], streams.block))
+        return self._finished(position, state.rest)
 
-    def _finished(self, position: Tensor, rest: State, seed: int = 0) -> Networks:
+    def _finished(self, position: Tensor, rest: State) -> Networks:
         target = self.walk.target
-        own = refreshed(target, position, rest, seed=seed)
+        own = with_statistics(target, position, rest)
         return Networks(position, own, target.log_density(position, own))
+
+
+def with_statistics(target: Target, position: Tensor, rest: State) -> State:
+    """The rest (chains, ...) with running statistics of the networks at `position` (chains, D), see `refreshed`.
+
+    They are measured on the data of the target; without norms, or without data, the rest comes back as it is.
+    """
+    if target.outputs is None or not tracked(target.outputs.model):
+        return rest
+    (arguments, named), _ = tree_unflatten(target.leaves, target.structure)
+    networks = target.layout.everything(target.layout.split(position), rest)
+    model, constant = target.outputs.model, target.outputs.constant
+    found, _ = refreshed(model, networks, named or arguments, batch=target.piece, constant=constant)
+    return {name: found[name] for name in rest}
 
 
 def build(target: Target, **options: Unpack[Options]) -> Plan:
