@@ -69,9 +69,7 @@ def calibration_estimates(
     found = {}
     for name, metric in metrics.items():
         generator = torch.Generator().manual_seed(sampling.seed)
-        ends = interval(
-            metric, probabilities, targets, generator=generator, draws=sampling.draws, level=sampling.level
-        )
+        ends = interval(metric, probabilities, targets, generator=generator, draws=sampling.draws, level=sampling.level)
         found[name] = Estimate(*map(float, ends))
     return found
 

@@ -25,6 +25,7 @@ EFFORTS = ("full", "cheap", "thorough")
 SCALES = ("reference", "keep")
 _NEAR = 0.25  # part of the overlap that is there from the start, from which networks count as close
 _SAME = 1e-9  # what is left of a distance when only rounding is left
+_ROUNDING = 1e-12  # of the squared norms: a distance that differs by less is the same
 _NULLS = 3  # searches against scrambled copies that say what unrelated networks reach
 
 
@@ -104,7 +105,8 @@ def match(
     Maximises <a, g.b> from the barycentre of the group: by growing (one space after the other, the rest in the
     mean) and by Frank-Wolfe with exact line search, then by coordinate ascent; the best is kept. Positive scales
     have no best overlap: both networks are first brought to their lightest form (`balance`) and compared there;
-    then b is given the scales of a, or keeps its own where it is closer with them.
+    then b is given the scales of a, or keeps its own where it is closer with them. Where neither is closer than b
+    was, the search is repeated with scales as they are: g.b is never farther from a than b.
 
     Args:
         a: the network that stays; a State or a module.
@@ -140,7 +142,10 @@ def match(
     moved = is_better(found.value, home)
     element = assignment.element(found.vertex) if moved else symmetry.identity()
     after = _inner(board, first, symmetry.apply(element, second))
-    element, distance = _scaled(board, left, right, element, bare)
+    element, distance, closer = _scaled(board, (left, right), std, element, bare)
+    if bare is not None and not closer:
+        # Closer in the lightest form, farther in every scale that is offered: an order for the scales as they are.
+        return match(left, right, symmetry, effort=effort, restarts=restarts, seed=seed, scale="keep", std=std)
     return Match(
         element,
         _inner(board, first, second),
@@ -158,18 +163,35 @@ def match(
 
 
 def _scaled(
-    board: Board, a: State, b: State, element: Element, bare: tuple[Element, Element] | None
-) -> tuple[Element, float]:
-    """The element with the scales of a, or with those of b if that is closer; and the squared distance left."""
-    symmetry = board.symmetry
+    board: Board,
+    pair: tuple[State, State],
+    std: Spreads | None,
+    element: Element,
+    bare: tuple[Element, Element] | None,
+) -> tuple[Element, float, bool]:
+    """The element with the scales of a, or with those of b if that is closer, and |a - g.b|^2 of the means.
+
+    Closeness counts deviations where they are given, as the search did; also returned is whether the moved network is
+    no farther from a than b was.
+    """
+    symmetry, (a, b) = board.symmetry, pair
     choices = [element]
     if bare is not None:
         choices.append(symmetry.compose(symmetry.invert(bare[0]), symmetry.compose(element, bare[1])))
+
+    def apart(choice: Element, state: State) -> float:
+        found = _distance(board, a, state)
+        if std is not None:
+            found += _distance(board, std[0], symmetry.apply(choice, std[1], kind="std"))
+        return found
+
     moved = [symmetry.apply(choice, b) for choice in choices]
-    apart = [_distance(board, a, state) for state in moved]
-    best = min(range(len(choices)), key=lambda n: (not math.isfinite(apart[n]), apart[n]))
+    gaps = [apart(choice, state) for choice, state in zip(choices, moved, strict=True)]
+    best = min(range(len(choices)), key=lambda n: (not math.isfinite(gaps[n]), gaps[n]))
     check_finite(moved[best], where="the moved network")
-    return choices[best], apart[best]
+    slack = _ROUNDING * (_inner(board, a, a) + _inner(board, b, b))
+    closer = gaps[best] <= apart(symmetry.identity(), b) + slack
+    return choices[best], _distance(board, a, moved[best]), closer
 
 
 def _unrelated(board: Board, sides: tuple[State, State, Spreads | None], effort: str, seed: int) -> tuple[float, ...]:
