@@ -34,8 +34,9 @@ _OF_PLACES = {name: f"--{name}" for name in PLACES}
 _OF_DATA = {name: f"--{name}" for name in ("test", "limit", "loss", "points", "values")}
 _MEANING = {
     "already aligned": "No order or sign of its units brings B closer to A",
-    "moved": "In another disguise B has more overlap with A than unrelated networks",
-    "independent": "In its best disguise B has no more overlap with A than unrelated networks",
+    "moved": "In another disguise B has clearly more overlap with A than unrelated networks",
+    "partly alike": "B is not A in another disguise, and not unrelated to it either",
+    "independent": "In its best disguise B has no more overlap with A than unrelated networks may have by chance",
 }
 
 
@@ -112,9 +113,12 @@ def compare(
     allow, which does not change what it computes. A and B are files with one network each; PATH#3 is number 3 of
     several.
 
-    The verdict is one of: already aligned; moved; independent. The last two compare with unrelated networks of the
-    same sizes: the search is repeated on three copies of B whose weights have changed places at random within each
-    tensor, which takes three times as long as the comparison itself.
+    The verdict is one of: already aligned; moved; partly alike; independent. The last three compare with unrelated
+    networks of the same sizes: the search is repeated on three copies of B whose weights have changed places at random
+    within each tensor, which takes three times as long as the comparison itself. B is moved if it has
+    5 % more overlap than they have on average, and at least 4 of their spreads; partly alike if it has 3 % more and 8
+    spreads. With --data the barrier counts as well: networks whose barrier falls below half when B is moved are not
+    called independent.
 
     Where A and B hold several networks each, the two crowds are compared: mean distances and the squared MMD of their
     weights, as they are and without symmetries, with a p-value; with --data also the MMD of their predictions, and
@@ -141,7 +145,8 @@ def compare(
     with progress(f"comparing {first} with {second} ..."):
         barrier = _barrier(known, a, b, **measured)
         found = match(a, b, known.symmetry, restarts=restarts, seed=architecture.seed, scale=scale)
-        told = {"a": first, "b": second, "scale": scale, **_told(found, known, a, b)}
+        fall = None if barrier is None else barrier.moved
+        told = {"a": first, "b": second, "scale": scale, **_told(found, known, a, b, fall)}
     if barrier is not None:
         told["barrier"] = json.loads(barrier.to_json())
     if as_json:
@@ -199,21 +204,24 @@ def _barrier(
     return barrier_report(model, a, b, known.symmetry, train, held_out, points=points, loss=loss)
 
 
-def _told(found: Match, known: Known, a: State, b: State) -> dict[str, Any]:
-    """Everything but the barrier, for JSON."""
+def _told(found: Match, known: Known, a: State, b: State, fall: tuple[float, float] | None) -> dict[str, Any]:
+    """Everything but the barrier, for JSON; `fall` is what moving B makes of it."""
     symmetry = known.symmetry
     names = weights_of(Board.of(symmetry))
     still, before, after = (
         flatten({name: state[name] for name in names}).double() for state in (a, b, symmetry.apply(found.element, b))
     )
     moved = transpositions(found.element, symmetry)
-    verdict = found.verdict
-    unrelated = None if verdict == "already aligned" else {"mean": found.null[0], "spread": found.null[1]}
+    verdict = found.judged(fall)
+    limits = verdict.thresholds
+    unrelated = None if limits is None else {"mean": found.null[0], "spread": found.null[1]}
     error, trouble = _function_error(known, b, found.element)
     return {
-        "verdict": verdict,
-        "meaning": _MEANING[verdict],
+        "verdict": verdict.word,
+        "meaning": _MEANING[verdict.word],
+        "reason": verdict.reason,
         "unrelated_overlap": unrelated,
+        "thresholds": None if limits is None else dict(zip(("partly alike", "moved"), limits, strict=True)),
         "squared_distance": {"before": found.distance_before, "after": found.distance_after},
         "overlap": {"before": float(still @ before), "after": float(still @ after)},
         "cosine": {"before": _cosine(still, before), "after": _cosine(still, after)},
@@ -266,8 +274,6 @@ def _page(told: dict[str, Any], element: Element, symmetry: Symmetry) -> str:
     if symmetry.dimensions and told["scale"] == "reference":
         keys.append(("overlap, lightest scales", "objective"))
     rows = [(name, short(told[key]["before"]), short(told[key]["after"])) for name, key in keys]
-    unrelated = told["unrelated_overlap"]
-    reach = f", which reach {short(unrelated['mean'])} ± {short(unrelated['spread'])}" if unrelated else ""
     error = told["function_error"]
     function = (
         f"not checked: {told['function_not_checked']}"
@@ -279,6 +285,6 @@ def _page(told: dict[str, Any], element: Element, symmetry: Symmetry) -> str:
             f"A  {told['a']}\nB  {told['b']}",
             table([("", "as given", "B moved"), *rows]),
             swaps(transpositions(element, symmetry), symmetry),
-            f"verdict: {told['verdict']}. {told['meaning']}{reach}\nfunction of B: {function}",
+            f"verdict: {told['verdict']}. {told['meaning']}\nbecause: {told['reason']}\nfunction of B: {function}",
         ]
     )

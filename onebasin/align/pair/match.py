@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,22 @@ SCALES = ("reference", "keep")
 _NEAR = 0.25  # part of the overlap that is there from the start, from which networks count as close
 _SAME = 1e-9  # what is left of a distance when only rounding is left
 _ROUNDING = 1e-12  # of the squared norms: a distance that differs by less is the same
+_HALF = 0.5  # part of a barrier that is left by the move, below which networks are not unrelated
 _NULLS = 3  # searches against scrambled copies that say what unrelated networks reach
+
+
+class Verdict(NamedTuple):
+    """What one network is to another.
+
+    Attributes:
+        word: "already aligned"; "moved"; "partly alike"; or "independent".
+        reason: the number, the threshold and the margin that decided, as a sentence without its full stop.
+        thresholds: overlaps above which networks count as partly alike and as moved; None where they decided nothing.
+    """
+
+    word: str
+    reason: str
+    thresholds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,16 +86,47 @@ class Match:
         values = torch.tensor(self._unrelated(), dtype=torch.float64) + (self.after - self._reached)
         return float(values.mean()), float(values.std())
 
-    @cached_property
-    def verdict(self) -> str:
-        """One of "already aligned", "moved", and "independent": no closer than unrelated networks come."""
-        if not self._moved:
-            return "already aligned"
-        if self.distance_after <= _SAME * self.distance_before:
-            return "moved"
+    @property
+    def thresholds(self) -> tuple[float, float]:
+        """The overlaps above which `after` counts as "partly alike" and as "moved".
+
+        With m and s of `null` and r the overlap that the search reached, moved is m + max(4 s, 5 % of r), and partly
+        alike m + max(8 s, 3 % of r) where that is less: three draws know their spread only roughly.
+        """
         mean, spread = self.null
-        margin = max(4 * spread, 0.05 * abs(self._reached))  # three draws know their spread only roughly
-        return "independent" if self.after <= mean + margin else "moved"
+        reached = abs(self._reached)
+        moved = mean + max(4 * spread, 0.05 * reached)
+        return min(moved, mean + max(8 * spread, 0.03 * reached)), moved
+
+    @property
+    def verdict(self) -> str:
+        """What `judged` says without a barrier: "already aligned", "moved", "partly alike" or "independent"."""
+        return self.judged().word
+
+    def judged(self, barrier: tuple[float, float] | None = None) -> Verdict:
+        """What b is to a, with the numbers that decided.
+
+        Args:
+            barrier: of the loss on the straight path from a to b, and to g.b, where it was measured. A barrier that
+                the move takes below half of what it was speaks against "independent", whatever the overlap says.
+        """
+        if not self._moved:
+            return Verdict("already aligned", "no order or sign of its units brings B closer to A")
+        if self.distance_after <= _SAME * self.distance_before:
+            return Verdict("moved", "moved, B is A up to rounding")
+        (mean, spread), (alike, moved) = self.null, self.thresholds
+        reach = f"overlap {_short(self.after)}, unrelated networks {_short(mean)} ± {_short(spread)}; "
+        reach += f"partly alike above {_short(alike)}, " if alike < moved else ""
+        reach += f"moved above {_short(moved)}"
+        word = "moved" if self.after > moved else "partly alike" if self.after > alike else "independent"
+        if barrier is not None:
+            before, after = barrier
+            falls = before > 0 and after < _HALF * before
+            reach += f"; the loss barrier between A and B goes from {_short(before)} to {_short(after)} when B is moved"
+            if word == "independent" and falls:
+                word = "partly alike"
+                reach += ", less than half, which unrelated networks do not show"
+        return Verdict(word, reach, (alike, moved))
 
     def __repr__(self) -> str:
         """Say what was gained; the verdict is left out because it takes another search."""
@@ -210,6 +257,15 @@ def _unrelated(board: Board, sides: tuple[State, State, Spreads | None], effort:
             overlap = Overlap(board, assignment, a, shuffled(b), std=spreads)
             reached.append(_search(overlap, effort, 0, seed).value * overlap.unit)
     return tuple(reached)
+
+
+def _short(value: float) -> str:
+    """Four digits, thousands apart.
+
+    >>> _short(10472.3), _short(324.93), _short(0.26)
+    ('10,472', '324.9', '0.26')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def check_network(board: Board, state: Mapping[str, Tensor], *, where: str) -> None:
