@@ -10,6 +10,7 @@ from click.core import ParameterSource
 from torch import Tensor
 
 from onebasin.align.board import Board
+from onebasin.align.form.canonical import FORM
 from onebasin.align.pair.match import SCALES, Match, match, weights_of
 from onebasin.align.path.report import BarrierReport, barrier_report
 from onebasin.align.transpositions import Transpositions, transpositions
@@ -79,10 +80,11 @@ _MEANING = {
     "--form",
     "forms",
     multiple=True,
-    default=("unit-norm/max",),
+    default=(FORM,),
     metavar="FORM",
     show_default=True,
-    help="Of crowds: how symmetries are removed, SCALE/ORDER as in balanced/norm, or aligned. Repeat it for several.",
+    help="Of crowds: how symmetries are removed, SCALE/ORDER as in balanced/norm, or aligned; unit-norm/max is that of "
+    "paper 2. Repeat it for several.",
 )
 @click.option(
     "--preset",
@@ -129,7 +131,7 @@ def compare(
       onebasin compare a.pt b.pt --model examples/digits_cnn.py:digits_cnn
       onebasin compare a.pt b.pt --model path/to/file.py:factory --data train.npz --test test.npz
       onebasin compare chain/#0 chain/#999 --symmetry symmetry.json --json
-      onebasin compare chain/ ensemble/ --symmetry symmetry.json --form unit-norm/max --form aligned
+      onebasin compare chain/ ensemble/ --symmetry symmetry.json --form balanced/max --form aligned
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     known = know(architecture)
     crowds = [several(text, known) for text in (first, second)]
