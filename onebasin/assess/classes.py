@@ -64,7 +64,7 @@ def tempered_numbers(
     predicted = {end: tempered(logs[judging], degree) for end, degree in degrees.items()}
 
     likelihoods = estimates(means({f"nll{end}": own for end, own in losses.items()}), [len(goals)], sampling)
-    found = {}
+    found: dict[str, Estimate] = {}
     for end in degrees:
         error = calibration_estimates({f"ece{end}": partial(ece, bins=bins)}, predicted[end], goals, sampling)
         found |= {f"nll{end}": likelihoods[f"nll{end}"], **error}

@@ -114,7 +114,7 @@ def distance(
     drawn = None if generator is None else generator.get_state()
 
     def measured_kl(other: Posterior) -> Divergence:
-        if generator is not None:
+        if generator is not None and drawn is not None:
             generator.set_state(drawn)
         return kl(p, other, samples=samples, generator=generator)
 

@@ -115,8 +115,8 @@ def canonicalise(
     if not isinstance(what, Population):
         if path is not None:
             raise InputError("path= is for populations, found one network: save the state of the result yourself")
-        moved, found = form({name: tensor[None] for name, tensor in what.items()}, 0, None)
-        state = {name: tensor[0] for name, tensor in moved.items()}
+        stacked, found = form({name: tensor[None] for name, tensor in what.items()}, 0, None)
+        state = {name: tensor[0] for name, tensor in stacked.items()}
         return _conditioned(replace(found, element=found.element.member(0), ties=_told(found.ties), state=state))
     if not len(what):
         raise InputError("expected a population of at least one network, found none: give networks to canonicalise")
