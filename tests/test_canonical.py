@@ -82,7 +82,7 @@ def test_perceptrons_come_out_as_in_the_paper(seed: int, order: str) -> None:
     generator = torch.Generator().manual_seed(seed)
     state = {key: torch.randn(tensor.shape, generator=generator).double() for key, tensor in state.items()}
     weights, biases = paper([state[f"{n}.weight"] for n in (0, 2, 4)], [state[f"{n}.bias"] for n in (0, 2, 4)], order)
-    form = canonicalise(state, symmetry, order=order).state
+    form = canonicalise(state, symmetry, scale="unit-norm", order=order).state
     for number, weight, bias in zip((0, 2, 4), weights, biases, strict=True):
         torch.testing.assert_close(form[f"{number}.weight"], weight, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(form[f"{number}.bias"], bias, rtol=1e-12, atol=1e-12)
@@ -96,11 +96,11 @@ def test_the_two_neuron_toy() -> None:
     crowd = ob.Population.from_stacked(
         {key: torch.randn(300, *value.shape, generator=generator) for key, value in model.state_dict().items()}
     )
-    scaled = canonicalise(crowd, symmetry, order="keep").population
+    scaled = canonicalise(crowd, symmetry, scale="unit-norm", order="keep").population
     torch.testing.assert_close(scaled.tensor("0.weight").norm(dim=2), torch.ones(300, 2))
     below = scaled.tensor("0.weight")[:, 0, 0] < scaled.tensor("0.weight")[:, 1, 0]
     assert 100 < int(below.sum()) < 200  # before sorting both sides occur
-    form = canonicalise(crowd, symmetry, order="first").population
+    form = canonicalise(crowd, symmetry, scale="unit-norm", order="first").population
     assert bool((form.tensor("0.weight")[:, 0, 0] >= form.tensor("0.weight")[:, 1, 0]).all())
     x = torch.randn(7, 2, generator=generator)
     for member in (0, 17, 299):
@@ -130,7 +130,7 @@ def test_dead_units_have_a_balanced_normal_form() -> None:
     form = canonicalise(state, symmetry, scale="balanced")
     for seed in range(3):
         same(canonicalise(symmetry.apply(symmetry.random(seed), state), symmetry, scale="balanced").state, form.state)
-    unit = canonicalise(state, symmetry)
+    unit = canonicalise(state, symmetry, scale="unit-norm")
     assert unit.notes == ("2: 1 units have no weights to be normed by, and kept their scale",)
 
 
@@ -225,10 +225,10 @@ def test_norms_that_wait_for_each_other_are_balanced() -> None:
     symmetry = circle()
     generator = torch.Generator().manual_seed(0)
     state = {key: torch.randn(3, 4, generator=generator).double() for key in "abc"}
-    form = canonicalise(state, symmetry)
+    form = canonicalise(state, symmetry, scale="unit-norm")
     assert "depend on each other in a circle" in form.notes[0]
     same(form.state, canonicalise(state, symmetry, scale="balanced").state)
-    same(form.state, canonicalise(symmetry.apply(symmetry.random(2), state), symmetry).state)
+    same(form.state, canonicalise(symmetry.apply(symmetry.random(2), state), symmetry, scale="unit-norm").state)
 
 
 def test_a_sign_that_no_weight_shows_alone_is_left_open() -> None:
@@ -249,7 +249,7 @@ def test_what_is_refused() -> None:
     model, state, symmetry = found("mlp_relu")
     with pytest.raises(InputError, match=r"give model\.state_dict"):
         canonicalise(model, symmetry)
-    with pytest.raises(InputError, match="scale must be one of unit-norm, balanced, keep"):
+    with pytest.raises(InputError, match="scale must be one of balanced, unit-norm, keep"):
         canonicalise(state, symmetry, scale="unit")
     with pytest.raises(InputError, match="order must be one of max"):
         canonicalise(state, symmetry, order="median")
@@ -261,3 +261,43 @@ def test_what_is_refused() -> None:
         canonicalise({**state, "0.bias": torch.full((5,), math.nan).double()}, symmetry, scale="keep")
     with pytest.raises(SpecError, match=r"the symmetry was found for \(5, 3\)"):
         canonicalise({**state, "0.weight": torch.zeros(6, 3)}, symmetry)
+
+
+def decayed(members: int, seed: int, ratio: float = 1e-12) -> ob.Population:
+    """Networks 4-16-3 in which the incoming weights of some units have decayed, but not their biases."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = {"0.weight": (16, 4), "0.bias": (16,), "2.weight": (3, 16), "2.bias": (3,)}
+    drawn = {name: torch.randn(members, *shape, generator=generator) for name, shape in shapes.items()}
+    gone = torch.rand(members, 16, generator=generator) < 0.2
+    drawn["0.weight"] *= torch.where(gone, ratio, 1.0)[..., None]
+    return ob.Population.from_stacked(drawn)
+
+
+@functools.cache
+def perceptron() -> ob.Symmetry:
+    return ob.discover(nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3)), torch.zeros(1, 4))
+
+
+def test_a_form_that_blows_up_says_so() -> None:
+    crowd, symmetry = decayed(30, 0), perceptron()
+    paper = canonicalise(crowd, symmetry, scale="unit-norm")
+    assert paper.population is not None
+    stacked = {name: value.double() for name, value in paper.population.stacked().items()}
+    flat = torch.cat([value.flatten(1) for value in stacked.values()], 1)
+    torch.testing.assert_close(paper.largest, flat.abs().amax(1))
+    torch.testing.assert_close(paper.effective, flat.square().sum(1).square() / flat.pow(4).sum(1))
+    bad = int((paper.effective < 2).sum())
+    assert 15 < bad <= 30
+    assert float(paper.largest.max()) > 1e11
+    [note] = paper.notes
+    assert note.startswith(f"ill-conditioned: in {bad} of 30 networks") and 'scale="balanced"' in note
+    light = canonicalise(crowd, symmetry)
+    assert light.notes == () and float(light.largest.max()) < 10 and float(light.effective.min()) > 10
+    for member in range(3):
+        assert canonicalise(crowd.member(member), symmetry, scale="unit-norm").largest == paper.largest[member]
+
+
+@pytest.mark.parametrize("scale", ["unit-norm", "balanced"])
+def test_ordinary_networks_are_not_called_ill_conditioned(scale: str) -> None:
+    for ratio in (1.0, 0.5):
+        assert canonicalise(decayed(30, 1, ratio), perceptron(), scale=scale).notes == ()

@@ -300,7 +300,9 @@ def test_the_page_of_a_comparison(run: Run, shop: Shop) -> None:
     code, out, err = run(*arguments)
     assert (code, err) == (0, "")
     assert f"verdict: {told['verdict']}" in out
+    assert f"because: {told['reason']}" in out
     assert told["verdict"] == "independent"
+    assert told["objective"]["after"] <= told["thresholds"]["partly alike"] <= told["thresholds"]["moved"]
     assert f"{told['cosine']['after']:.4g}" in out
     assert f"{told['transpositions']['total']}  " in out
     assert "function of B: largest relative change" in out
@@ -331,6 +333,7 @@ def test_the_barrier_is_measured_with_and_without_alignment(run: Run, shop: Shop
     arguments += ("--data", shop / "sure.safetensors")
     code, out, _ = run(*arguments, "--test", shop / "sure.safetensors", "--limit", "50", "--points", "5", "--json")
     assert code == 0
+    assert json.loads(out)["verdict"] == "moved"
     told = json.loads(out)["barrier"]
 
     def loss(t: float) -> float:

@@ -43,10 +43,10 @@ def test_distances_mmd_and_predictives(known: Known) -> None:
     assert found.agreement == pytest.approx(float((p.argmax(1) == q.argmax(1)).double().mean()))
     assert found.total_variation == pytest.approx(float((p - q).abs().sum(1).mean() / 2))
     told = json.loads(json.dumps(found.told()))
-    assert set(told["discrepancy"]["forms"]) == {"unit-norm/max"} and told["examples"] == 40
+    assert set(told["discrepancy"]["forms"]) == {"balanced/max"} and told["examples"] == 40
     assert told["discrepancy"]["function"] is not None
     page = str(found)
-    assert all(word in page for word in ("within A", "MMD^2", "unit-norm/max", "agreement", "40 examples"))
+    assert all(word in page for word in ("within A", "MMD^2", "balanced/max", "agreement", "40 examples"))
 
 
 def test_what_has_no_classes_has_no_agreement() -> None:

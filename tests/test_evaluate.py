@@ -262,12 +262,22 @@ def test_learned_noise_is_the_networks_own() -> None:
 # ---------------------------------------------------------------------- the report
 
 
+def test_calibration_errors_lie_in_their_intervals(whole: Evaluation) -> None:
+    numbers = [*whole.inside.items(), *whole.tempered.items()]
+    errors = [own for name, own in numbers if name.startswith(("ece", "ace"))]
+    assert len(errors) == 5
+    for value, low, high in errors:
+        assert 0 <= low <= value <= high <= 1
+        assert low < high
+
+
 def test_the_record_is_plain_json(whole: Evaluation) -> None:
     record = json.loads(whole.to_json())
     assert record == whole.record()
     assert record["inside"]["nll"].keys() == {"value", "low", "high"}
     assert record["detection"]["energy"]["auroc"]["value"] == whole.detection["energy"]["auroc"].value
-    assert record["settings"] == {"level": 0.95, "seed": 0, "method": "bca", "resamples": 1000, "bins": 15}
+    settings = {"level": 0.95, "seed": 0, "method": "bca", "resamples": 1000, "bins": 15}
+    assert record["settings"] == {**settings, "calibration_method": "absolute"}
 
 
 def test_the_table_shows_every_number(whole: Evaluation) -> None:

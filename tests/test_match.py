@@ -371,3 +371,57 @@ def test_refusals() -> None:
         match({**state, name: state[name] * torch.inf}, state, normed)
     with pytest.raises(InputError, match="effort"):
         match(a, a, symmetry, effort="heroic")
+
+
+def kin(symmetry: ob.Symmetry, seed: int, share: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Two networks that have a part of their weights in common, the second in another order."""
+    a, other = random_state(symmetry, seed), random_state(symmetry, seed + 1)
+    mixed = {name: share * a[name] + (1 - share**2) ** 0.5 * other[name] for name in a}
+    return a, symmetry.apply(symmetry.random(seed), mixed)
+
+
+def test_the_verdict_is_what_its_numbers_say() -> None:
+    # "No more overlap than unrelated networks, which reach 312.1 ± 1.03" beside an overlap of 324.9.
+    symmetry, words = wide(), []
+    for share in (0.0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.5, 1.0):
+        found = match(*kin(symmetry, 3, share), symmetry)
+        judged, (mean, spread), (alike, moved) = found.judged(), found.null, found.thresholds
+        words.append(judged.word)
+        assert found.verdict == judged.word
+        if share == 1:
+            continue
+        assert moved - mean == pytest.approx(max(4 * spread, 0.05 * found.after), rel=0.02)  # but for rigid weights
+        assert alike - mean == pytest.approx(min(max(8 * spread, 0.03 * found.after), moved - mean), rel=0.02)
+        expected = "moved" if found.after > moved else "partly alike" if found.after > alike else "independent"
+        assert judged.word == expected
+        assert judged.thresholds == (alike, moved)
+        for number in (found.after, mean, spread, moved, *([alike] if alike < moved else [])):
+            assert (f"{number:,.0f}" if number >= 1000 else f"{number:.4g}") in judged.reason
+    assert {"independent", "moved"} <= set(words)
+    order = ["independent", "partly alike", "moved"]
+    assert words == sorted(words, key=order.index)
+
+
+def test_the_verdict_between_unrelated_and_moved() -> None:
+    symmetry = wide()
+    found = match(random_state(symmetry, 1), random_state(symmetry, 2), symmetry)
+    nulls = (312.1 - 1.03, 312.1, 312.1 + 1.03)
+    judged = replace(found, after=324.9, _reached=324.9, _unrelated=lambda: nulls).judged()
+    assert judged.word == "partly alike"
+    assert judged.thresholds == pytest.approx((312.1 + 0.03 * 324.9, 312.1 + 0.05 * 324.9))
+    assert judged.reason == (
+        "overlap 324.9, unrelated networks 312.1 ± 1.03; partly alike above 321.8, moved above 328.3"
+    )
+
+
+def test_a_barrier_that_falls_is_evidence() -> None:
+    symmetry = wide()
+    found = match(random_state(symmetry, 1), random_state(symmetry, 2), symmetry)
+    assert found.judged().word == "independent"
+    assert found.judged((2.5, 2.4)).word == "independent"
+    assert found.judged((0.0, 0.0)).word == "independent"
+    judged = found.judged((2.5, 0.26))
+    assert judged.word == "partly alike"
+    assert "goes from 2.5 to 0.26 when B is moved, less than half" in judged.reason
+    planted = match(*kin(symmetry, 3, 0.7), symmetry)
+    assert planted.judged((0.1, 2.0)).word == "moved"

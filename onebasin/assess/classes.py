@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from onebasin.assess.evaluation import Estimate
 from onebasin.assess.gathering import Averages
-from onebasin.assess.intervals import Sampling, estimates, means, only
+from onebasin.assess.intervals import Sampling, calibration_estimates, estimates, means, only
 from onebasin.metrics.agreement import agreement, total_variation
 from onebasin.metrics.bootstrap import Counts
 from onebasin.metrics.calibration import ace, ece
@@ -28,13 +30,16 @@ def predictive_numbers(own: Averages, targets: Tensor, bins: int, sampling: Samp
             "accuracy": accuracy(p, targets, weights=weights),
             "nll": weighted_mean(losses, weights),
             "brier": brier(p, targets, weights=weights),
-            "ece": ece(p, targets, bins, weights=weights),
-            "ace_class_wise": ace(p, targets, bins, kind="class-wise", weights=weights),
-            "ace_top_label": ace(p, targets, bins, kind="top-label", weights=weights),
             "mutual_information": weighted_mean(information, weights),
         }
 
-    return estimates(numbers, [len(p)], sampling)
+    errors = {
+        "ece": partial(ece, bins=bins),
+        "ace_class_wise": partial(ace, bins=bins, kind="class-wise"),
+        "ace_top_label": partial(ace, bins=bins, kind="top-label"),
+    }
+    found = estimates(numbers, [len(p)], sampling) | calibration_estimates(errors, p, targets, sampling)
+    return {name: found[name] for name in ("accuracy", "nll", "brier", *errors, "mutual_information")}
 
 
 def tempered_numbers(
@@ -58,14 +63,12 @@ def tempered_numbers(
     losses = {end: _losses((logs[judging] / degree).log_softmax(1), goals) for end, degree in degrees.items()}
     predicted = {end: tempered(logs[judging], degree) for end, degree in degrees.items()}
 
-    def numbers(counts: Counts | None) -> dict[str, Tensor]:
-        weights, found = only(counts), {}
-        for end in degrees:
-            found[f"nll{end}"] = weighted_mean(losses[end], weights)
-            found[f"ece{end}"] = ece(predicted[end], goals, bins, weights=weights)
-        return found
-
-    return temperature, estimates(numbers, [len(goals)], sampling)
+    likelihoods = estimates(means({f"nll{end}": own for end, own in losses.items()}), [len(goals)], sampling)
+    found: dict[str, Estimate] = {}
+    for end in degrees:
+        error = calibration_estimates({f"ece{end}": partial(ece, bins=bins)}, predicted[end], goals, sampling)
+        found |= {f"nll{end}": likelihoods[f"nll{end}"], **error}
+    return temperature, found
 
 
 def comparison_numbers(own: Tensor, reference: Tensor, sampling: Sampling) -> dict[str, Estimate]:

@@ -190,6 +190,7 @@ def _values(question: _Question, options: Options, cluster: Cluster) -> Evaluati
 def _classes(question: _Question, options: Options, cluster: Cluster) -> Evaluation:
     sampling, settings = _sampling(options)
     settings["bins"] = bins = options.get("bins", 15)
+    settings["calibration_method"] = "absolute"
     model, crowd, inputs, targets, kind, outside, reference = question
     passing = _passing(options, cluster)
     own = gather(model, crowd, inputs, kind, **passing)

@@ -18,7 +18,7 @@ _TITLES = {
 
 
 class Estimate(NamedTuple):
-    """A number and its bootstrap interval over examples."""
+    """A number and its bootstrap interval over examples; both ends are NaN where there is none to be trusted."""
 
     value: float
     low: float
@@ -126,5 +126,9 @@ def _cell(estimate: Estimate) -> str:
 
     >>> _cell(Estimate(0.98432, 0.98, 0.99))
     '0.9843 [0.9800, 0.9900]'
+    >>> _cell(Estimate(0.98432, math.nan, math.nan))
+    '0.9843 (no interval)'
     """
+    if math.isnan(estimate.low) and math.isnan(estimate.high):
+        return f"{estimate.value:.4f} (no interval)"
     return f"{estimate.value:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from onebasin.assess.evaluation import Estimate
-from onebasin.metrics.bootstrap import Counts, resampled
+from onebasin.metrics.bootstrap import Counts, interval, resampled
 from onebasin.metrics.weighing import weighted_mean
 
 # Counts of the examples of each sample (draws, examples) -> numbers by name (draws,); None: the samples as they are.
@@ -48,6 +48,30 @@ def estimates(numbers: Numbers, sizes: Sequence[int], sampling: Sampling) -> dic
     )
     rows = zip(*(part.tolist() for part in found), strict=True)
     return {name: Estimate(*row) for name, row in zip(whole, rows, strict=True)}
+
+
+def calibration_estimates(
+    metrics: Mapping[str, Callable[..., Tensor]], probabilities: Tensor, targets: Tensor, sampling: Sampling
+) -> dict[str, Estimate]:
+    """Calibration errors, each with the interval of `onebasin.metrics.bootstrap.absolute`.
+
+    >>> from onebasin.metrics.calibration import ece
+    >>> p, targets = torch.tensor([[0.8, 0.2]]).expand(100, 2), (torch.arange(100) < 20).long()
+    >>> [round(end, 2) for end in calibration_estimates({"ece": ece}, p, targets, Sampling(200, 0.95, 0))["ece"]]
+    [0.0, 0.0, 0.08]
+
+    Args:
+        metrics: by name: `ece` or `ace`, or a `functools.partial` of one with further keywords.
+        probabilities: (examples, classes).
+        targets: (examples,).
+        sampling: how intervals are made; every metric sees the same draws.
+    """
+    found = {}
+    for name, metric in metrics.items():
+        generator = torch.Generator().manual_seed(sampling.seed)
+        ends = interval(metric, probabilities, targets, generator=generator, draws=sampling.draws, level=sampling.level)
+        found[name] = Estimate(*map(float, ends))
+    return found
 
 
 def means(values: Mapping[str, Tensor]) -> Numbers:

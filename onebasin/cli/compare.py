@@ -10,6 +10,7 @@ from click.core import ParameterSource
 from torch import Tensor
 
 from onebasin.align.board import Board
+from onebasin.align.form.canonical import FORM
 from onebasin.align.pair.match import SCALES, Match, match, weights_of
 from onebasin.align.path.report import BarrierReport, barrier_report
 from onebasin.align.transpositions import Transpositions, transpositions
@@ -34,8 +35,9 @@ _OF_PLACES = {name: f"--{name}" for name in PLACES}
 _OF_DATA = {name: f"--{name}" for name in ("test", "limit", "loss", "points", "values")}
 _MEANING = {
     "already aligned": "No order or sign of its units brings B closer to A",
-    "moved": "In another disguise B has more overlap with A than unrelated networks",
-    "independent": "In its best disguise B has no more overlap with A than unrelated networks",
+    "moved": "In another disguise B has clearly more overlap with A than unrelated networks",
+    "partly alike": "B is not A in another disguise, and not unrelated to it either",
+    "independent": "In its best disguise B has no more overlap with A than unrelated networks may have by chance",
 }
 
 
@@ -78,10 +80,11 @@ _MEANING = {
     "--form",
     "forms",
     multiple=True,
-    default=("unit-norm/max",),
+    default=(FORM,),
     metavar="FORM",
     show_default=True,
-    help="Of crowds: how symmetries are removed, SCALE/ORDER as in balanced/norm, or aligned. Repeat it for several.",
+    help="Of crowds: how symmetries are removed, SCALE/ORDER as in balanced/norm, or aligned; unit-norm/max is that of "
+    "paper 2. Repeat it for several.",
 )
 @click.option(
     "--preset",
@@ -112,9 +115,12 @@ def compare(
     allow, which does not change what it computes. A and B are files with one network each; PATH#3 is number 3 of
     several.
 
-    The verdict is one of: already aligned; moved; independent. The last two compare with unrelated networks of the
-    same sizes: the search is repeated on three copies of B whose weights have changed places at random within each
-    tensor, which takes three times as long as the comparison itself.
+    The verdict is one of: already aligned; moved; partly alike; independent. The last three compare with unrelated
+    networks of the same sizes: the search is repeated on three copies of B whose weights have changed places at random
+    within each tensor, which takes three times as long as the comparison itself. B is moved if it has
+    5 % more overlap than they have on average, and at least 4 of their spreads; partly alike if it has 3 % more and 8
+    spreads. With --data the barrier counts as well: networks whose barrier falls below half when B is moved are not
+    called independent.
 
     Where A and B hold several networks each, the two crowds are compared: mean distances and the squared MMD of their
     weights, as they are and without symmetries, with a p-value; with --data also the MMD of their predictions, and
@@ -125,7 +131,7 @@ def compare(
       onebasin compare a.pt b.pt --model examples/digits_cnn.py:digits_cnn
       onebasin compare a.pt b.pt --model path/to/file.py:factory --data train.npz --test test.npz
       onebasin compare chain/#0 chain/#999 --symmetry symmetry.json --json
-      onebasin compare chain/ ensemble/ --symmetry symmetry.json --form unit-norm/max --form aligned
+      onebasin compare chain/ ensemble/ --symmetry symmetry.json --form balanced/max --form aligned
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     known = know(architecture)
     crowds = [several(text, known) for text in (first, second)]
@@ -141,7 +147,8 @@ def compare(
     with progress(f"comparing {first} with {second} ..."):
         barrier = _barrier(known, a, b, **measured)
         found = match(a, b, known.symmetry, restarts=restarts, seed=architecture.seed, scale=scale)
-        told = {"a": first, "b": second, "scale": scale, **_told(found, known, a, b)}
+        fall = None if barrier is None else barrier.moved
+        told = {"a": first, "b": second, "scale": scale, **_told(found, known, a, b, fall)}
     if barrier is not None:
         told["barrier"] = json.loads(barrier.to_json())
     if as_json:
@@ -199,21 +206,24 @@ def _barrier(
     return barrier_report(model, a, b, known.symmetry, train, held_out, points=points, loss=loss)
 
 
-def _told(found: Match, known: Known, a: State, b: State) -> dict[str, Any]:
-    """Everything but the barrier, for JSON."""
+def _told(found: Match, known: Known, a: State, b: State, fall: tuple[float, float] | None) -> dict[str, Any]:
+    """Everything but the barrier, for JSON; `fall` is what moving B makes of it."""
     symmetry = known.symmetry
     names = weights_of(Board.of(symmetry))
     still, before, after = (
         flatten({name: state[name] for name in names}).double() for state in (a, b, symmetry.apply(found.element, b))
     )
     moved = transpositions(found.element, symmetry)
-    verdict = found.verdict
-    unrelated = None if verdict == "already aligned" else {"mean": found.null[0], "spread": found.null[1]}
+    verdict = found.judged(fall)
+    limits = verdict.thresholds
+    unrelated = None if limits is None else {"mean": found.null[0], "spread": found.null[1]}
     error, trouble = _function_error(known, b, found.element)
     return {
-        "verdict": verdict,
-        "meaning": _MEANING[verdict],
+        "verdict": verdict.word,
+        "meaning": _MEANING[verdict.word],
+        "reason": verdict.reason,
         "unrelated_overlap": unrelated,
+        "thresholds": None if limits is None else dict(zip(("partly alike", "moved"), limits, strict=True)),
         "squared_distance": {"before": found.distance_before, "after": found.distance_after},
         "overlap": {"before": float(still @ before), "after": float(still @ after)},
         "cosine": {"before": _cosine(still, before), "after": _cosine(still, after)},
@@ -266,8 +276,6 @@ def _page(told: dict[str, Any], element: Element, symmetry: Symmetry) -> str:
     if symmetry.dimensions and told["scale"] == "reference":
         keys.append(("overlap, lightest scales", "objective"))
     rows = [(name, short(told[key]["before"]), short(told[key]["after"])) for name, key in keys]
-    unrelated = told["unrelated_overlap"]
-    reach = f", which reach {short(unrelated['mean'])} ± {short(unrelated['spread'])}" if unrelated else ""
     error = told["function_error"]
     function = (
         f"not checked: {told['function_not_checked']}"
@@ -279,6 +287,6 @@ def _page(told: dict[str, Any], element: Element, symmetry: Symmetry) -> str:
             f"A  {told['a']}\nB  {told['b']}",
             table([("", "as given", "B moved"), *rows]),
             swaps(transpositions(element, symmetry), symmetry),
-            f"verdict: {told['verdict']}. {told['meaning']}{reach}\nfunction of B: {function}",
+            f"verdict: {told['verdict']}. {told['meaning']}\nbecause: {told['reason']}\nfunction of B: {function}",
         ]
     )

@@ -29,12 +29,12 @@ from onebasin.symmetry import Symmetry
 
 ALIGNED = "aligned"
 FORMS = (
+    "balanced/max",
+    "balanced/norm",
     "unit-norm/max",
     "unit-norm/first",
     "unit-norm/norm",
     "unit-norm/mean",
-    "balanced/max",
-    "balanced/norm",
     "keep/max",
     "unit-norm/keep",
     ALIGNED,
@@ -51,7 +51,7 @@ def check_form(form: str) -> None:
     if form != ALIGNED and not (scale in SCALES and order in (*ORDERS, "keep")):
         raise InputError(
             f'expected a form "SCALE/ORDER" with SCALE out of {", ".join(SCALES)} and ORDER out of '
-            f'{", ".join(ORDERS)}, keep, or {ALIGNED!r}; found {form!r}: as in "unit-norm/max"'
+            f'{", ".join(ORDERS)}, keep, or {ALIGNED!r}; found {form!r}: as in "balanced/max"'
         )
 
 

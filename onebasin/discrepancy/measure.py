@@ -8,6 +8,7 @@ from typing import Unpack
 
 from torch import nn
 
+from onebasin.align.form.canonical import FORM
 from onebasin.calling import Inputs
 from onebasin.cluster import Cluster, Places, cluster_for
 from onebasin.discrepancy.bounds import compare_bytes
@@ -26,7 +27,6 @@ from onebasin.predict.predicting import Output
 from onebasin.state import shared_names, trained_parameters
 from onebasin.symmetry import Symmetry
 
-FORM = "unit-norm/max"  # in which symmetries are removed if nobody says how
 ROUNDING = 8  # units of rounding that bringing a network into a form may cost each weight
 
 
@@ -79,8 +79,8 @@ def discrepancy(
         a: networks, in memory or on disk.
         b: networks of the same architecture to compare with, such as a reference.
         symmetry: of their model; without it only raw weights are compared.
-        forms: one or several ways to remove symmetries, see `forms`; "unit-norm/max" by default, `FORMS` for a table
-            of how much hangs on it.
+        forms: one or several ways to remove symmetries, see `forms`; "balanced/max" by default, "unit-norm/max" as in
+            paper 2, `FORMS` for a table of how much hangs on it.
         model: with `inputs`, also compare what the networks compute.
         inputs: as the model takes them.
         **options: see `Options`.

@@ -7,16 +7,21 @@ test sets of the same size, not how it would scatter with another crowd.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.metrics.calibration import Gaps, ace, ace_gaps, ece, ece_gaps
 
-Method = Literal["bca", "percentile"]
-METHODS = ("bca", "percentile")
+Method = Literal["bca", "percentile", "absolute"]
+METHODS = ("bca", "percentile", "absolute")
+SUMS: dict[Callable[..., Any], Callable[..., Gaps]] = {ece: ece_gaps, ace: ace_gaps}  # metrics that are |.| of gaps
+_CERTAIN = 3.0  # standard deviations from 0 at which the sign of a gap is taken as known
 Counts = tuple[Tensor, ...]  # of each sample (draws, examples): how often an example was drawn
 Statistic = Callable[[Counts], Tensor]  # -> (draws, *shape)
 _BLOCK_VALUES = 1 << 18  # counts that are held at once: 2 MB, for larger blocks cost more in memory than they save
@@ -24,7 +29,10 @@ _GROUPS = 200  # of examples that are left out in turn; the acceleration they gi
 
 
 class Interval(NamedTuple):
-    """A number and where it would lie on other examples; each float64, of the shape that the metric returns."""
+    """A number and its interval; each float64, of the shape that the metric returns.
+
+    Both ends are NaN where the draws say nothing about where it would lie.
+    """
 
     value: Tensor
     low: Tensor
@@ -39,16 +47,17 @@ def interval(
     level: float = 0.95,
     axis: int | Sequence[int] = 0,
     separately: bool = False,
-    method: Method = "bca",
+    method: Method | None = None,
 ) -> Interval:
     """A metric and its bootstrap interval.
 
     "bca" (bias-corrected and accelerated, Efron 1987) takes quantiles of the draws that are moved for the bias and the
-    skewness of the metric. Shares near 1, likelihoods with rare large losses, and calibration errors, which every
-    draw makes larger, have both, and plain quantiles ("percentile") then miss on one side: of an ECE of 0.1 on 200
-    examples they missed the truth in 30 % of simulated test sets, "bca" in 13 %, where 5 % were promised (on 2,000
-    examples 5 % and 10 %). Neither reaches an error of exactly 0, for no draw does. Both have no width where no draw
-    differs: a test set without a single error knows nothing of errors.
+    skewness of the metric, which shares near 1 and likelihoods with rare large losses have; plain quantiles
+    ("percentile") then miss on one side. Both have no width where no draw differs: a test set without a single error
+    knows nothing of errors. Where draws differ and all of them lie on one side of the value, "bca" has no interval,
+    and both ends are NaN.
+
+    "absolute" is for `ece` and `ace`, and their default: see `absolute`.
 
     A metric with an argument `weights`, as all of `onebasin.metrics` have, gets many draws at once as counts of
     examples; any other one is called once per draw with the drawn examples.
@@ -68,13 +77,19 @@ def interval(
         axis: the axis of examples, one for all tensors or one for each.
         separately: draw the examples of each tensor by itself, as for scores inside and outside; otherwise the same
             examples are drawn from all.
-        method: "bca" or "percentile".
+        method: "bca", "percentile" or "absolute"; by default "absolute" for `ece` and `ace`, "bca" for others.
 
     Raises:
         InputError: tensors have different numbers of examples, or an option is none.
     """
     axes = [axis] * len(tensors) if isinstance(axis, int) else list(axis)
     sizes = _sizes(tensors, axes, separately)
+    gaps = _gaps_of(metric)
+    if method == "absolute" and gaps is None:
+        raise InputError('expected ece or ace for method="absolute", found another metric; leave it out for bca')
+    if gaps is not None and method in (None, "absolute"):
+        parts = partial(gaps, *tensors)
+        return absolute(parts, sizes[0], generator=generator, draws=draws, level=level, on=tensors[0].device)
 
     def weighed(counts: Counts) -> Tensor:
         found: Tensor = metric(*tensors, weights=counts if separately else counts[0])
@@ -86,7 +101,74 @@ def interval(
     device = tensors[0].device
     statistic = weighed if _takes_weights(metric) else drawn
     value = torch.as_tensor(metric(*tensors)).detach().double()
-    return resampled(statistic, value, sizes, generator=generator, draws=draws, level=level, method=method, on=device)
+    chosen = method or "bca"
+    return resampled(statistic, value, sizes, generator=generator, draws=draws, level=level, method=chosen, on=device)
+
+
+def _gaps_of(metric: Callable[..., Any]) -> Callable[..., Gaps] | None:
+    """The function that gives the signed parts of a metric, with the same keywords fixed; None if it has none."""
+    if isinstance(metric, partial):
+        inner = None if metric.args else _gaps_of(metric.func)
+        return None if inner is None else partial(inner, **metric.keywords)
+    try:
+        return SUMS.get(metric)
+    except TypeError:  # a metric that cannot be hashed
+        return None
+
+
+def absolute(
+    gaps: Callable[..., Gaps],
+    examples: int,
+    *,
+    generator: torch.Generator,
+    draws: int = 1000,
+    level: float = 0.95,
+    on: torch.device | None = None,
+) -> Interval:
+    """The interval of T = sum_c |m_c|, a sum of absolute values of means m_c over cells: a calibration error.
+
+    What is covered is T of the population the examples come from, in these bins. Its estimate t = sum_c |x_c| is never
+    below zero and so too large on average, by as much as t itself where T = 0, and resampling adds the same bias once
+    more: quantiles of draws of t lie above T, and their bias correction ends outside of what was drawn. T has a kink
+    wherever m_c = 0, and there no bootstrap of t itself is consistent (Fang and Santos, 2019). What is resampled is
+    therefore x, and the error e = x* - x of a draw is carried through the directional derivative of T:
+
+        low  = t - the (1 + level) / 2 quantile of  sum_{certain c} s_c e_c + sum_{other c} |e_c|,
+        high = t + the (1 + level) / 2 quantile of  sum_c s_c e_c,
+
+    s_c the sign of x_c, and a cell certain where |x_c| is more than 3 standard deviations. As T is convex,
+    t - T >= sum_c sign(m_c) e_c in truth, so the upper end is on the safe side, and so is the lower one, since a
+    |e_c| in place of |m_c + e_c| - |m_c| is the most that a cell can add. A cell with few examples shows too little
+    variance; `Gaps.unseen` is what it lacks, and is drawn beside, normal. So 0 <= low <= t <= high <= 1 with
+    low < high always. Low is 0 where the examples do not contradict perfect calibration. benchmarks/calibration.py
+    measures how often T is covered; docs/metrics.md shows its table.
+
+    Args:
+        gaps: weights=(draws, examples) or None -> `Gaps`.
+        examples: how many.
+        generator: of the draws.
+        draws: how many.
+        level: probability that the interval should cover at least.
+        on: the device of the counts.
+
+    Raises:
+        InputError: an option is none.
+    """
+    _check(draws, level, "absolute")
+    own = gaps()
+    value = own.values.abs().sum(-1)
+    certain = own.values.abs() > _CERTAIN * own.variance.sqrt()
+    sign = torch.where(own.values >= 0, 1.0, -1.0).to(own.values)
+    linear, largest = [], []
+    for (counts,) in _drawn([examples], draws, generator, on):
+        error = gaps(weights=counts).values - own.values
+        noise = torch.randn(error.shape, generator=generator, dtype=error.dtype, device=generator.device)
+        error = error + own.unseen.sqrt() * noise.to(error.device)
+        linear.append((sign * error).sum(-1))
+        largest.append(torch.where(certain, sign * error, error.abs()).sum(-1))
+    place = min(draws - 1, math.ceil((1 + level) / 2 * draws) - 1)
+    below, above = (torch.cat(parts).sort().values[place].clamp(min=0) for parts in (largest, linear))
+    return Interval(value, (value - below).clamp(min=0), (value + above).clamp(max=1))
 
 
 def resampled(
@@ -121,11 +203,7 @@ def resampled(
     Raises:
         InputError: an option is none.
     """
-    if draws < 2 or not 0 < level < 1 or method not in METHODS:
-        raise InputError(
-            f"expected at least 2 draws, a level between 0 and 1 and a method out of {', '.join(METHODS)}, found "
-            f"{draws}, {level} and {method!r}; leave them out for 1000, 0.95 and bca"
-        )
+    _check(draws, level, method)
     found = torch.cat([statistic(counts).detach().double() for counts in _drawn(sizes, draws, generator, on)])
     ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64, device=found.device)
     shares = ends.reshape(2, *[1] * value.dim()).expand(2, *value.shape)
@@ -135,7 +213,19 @@ def resampled(
     ordered = found.sort(0).values
     places = (shares * (draws - 1)).round().long()
     low, high = ordered.gather(0, places)
+    if method == "bca":
+        # No draw on one side of the value, yet draws differ: its bias is beyond what they can correct.
+        outside = ((found > value).all(0) | (found < value).all(0)) | (value < low) | (value > high)
+        low, high = (end.masked_fill(outside, math.nan) for end in (low, high))
     return Interval(value, low, high)
+
+
+def _check(draws: int, level: float, method: str) -> None:
+    if draws < 2 or not 0 < level < 1 or method not in METHODS:
+        raise InputError(
+            f"expected at least 2 draws, a level between 0 and 1 and a method out of {', '.join(METHODS)}, found "
+            f"{draws}, {level} and {method!r}; leave them out for 1000, 0.95 and bca"
+        )
 
 
 def _takes_weights(metric: Callable[..., Tensor]) -> bool:

@@ -7,7 +7,7 @@ probability; it is right if that class (the first one, of equal ones) is the tar
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,22 @@ from onebasin.metrics.probabilities import as_class_numbers, as_probabilities
 from onebasin.metrics.weighing import as_weights, at_most
 
 KINDS = ("class-wise", "top-label")
+PSEUDO = 1.0  # examples, half of them right, that each bin is given when its variance is judged
+
+
+class Gaps(NamedTuple):
+    """The signed parts of a calibration error, which is the sum of their absolute values.
+
+    Attributes:
+        values: float64 (..., cells), a cell being a bin, or a bin of one class; negative where outcomes are rarer than
+            they were said to be.
+        variance: of each value over test sets of this size, float64 (cells,); without weights only.
+        unseen: how much of it resampling the examples cannot show, because few of them are in the cell, (cells,).
+    """
+
+    values: Tensor
+    variance: Tensor
+    unseen: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +75,25 @@ def ece(probabilities: Tensor, targets: Tensor, bins: int = 15, *, weights: Tens
     Raises:
         InputError: these are no probabilities, targets do not fit them, or there is no bin.
     """
+    return ece_gaps(probabilities, targets, bins, weights=weights).values.abs().sum(-1)
+
+
+def ece_gaps(probabilities: Tensor, targets: Tensor, bins: int = 15, *, weights: Tensor | None = None) -> Gaps:
+    """The terms n_b / n (accuracy_b - mean confidence_b) of `ece`, with their sign; arguments as there.
+
+    >>> p = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6], [0.0, 1.0]])
+    >>> ece_gaps(p, torch.tensor([0, 1, 0, 1]), bins=2).values  # (1 + 0 + 1 - 0.8 - 0.8 - 0.6 - 1) / 4
+    tensor([ 0.0000, -0.3000], dtype=torch.float64)
+    """
     confidence, right = _top(probabilities, targets)
     place = _equal_width(probabilities, bins)
     counted = as_weights(weights, len(right), right.device)
-    gaps = right.new_zeros(len(right), bins).scatter_(1, place[:, None], (confidence - right)[:, None])
-    return (counted @ gaps).abs().sum(-1) / counted.sum(-1)
+    gap = right - confidence
+    if weights is None:
+        terms = torch.stack([gap, gap.square(), right, torch.ones_like(gap)])
+        return _gaps(terms.new_zeros(4, bins).index_add_(1, place, terms) / len(gap), len(gap))
+    cells = gap.new_zeros(len(gap), bins).scatter_(1, place[:, None], gap[:, None])
+    return _gaps((counted @ cells / counted.sum(-1)[..., None])[None], len(gap))
 
 
 def reliability(probabilities: Tensor, targets: Tensor, bins: int = 15) -> Reliability:
@@ -127,6 +157,23 @@ def ace(
     Raises:
         InputError: these are no probabilities, targets do not fit them, there is no bin, or the kind is unknown.
     """
+    return ace_gaps(probabilities, targets, bins, kind=kind, weights=weights).values.abs().sum(-1)
+
+
+def ace_gaps(
+    probabilities: Tensor,
+    targets: Tensor,
+    bins: int = 15,
+    *,
+    kind: Literal["class-wise", "top-label"] = "class-wise",
+    weights: Tensor | None = None,
+) -> Gaps:
+    """The terms of `ace` with their sign, bin by bin of the first class, then of the next; arguments as there.
+
+    >>> p = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.6, 0.4]])
+    >>> ace_gaps(p, torch.tensor([0, 0, 1, 0]), bins=2, kind="top-label").values  # (0.5 - 0.65) / 2, (1 - 0.85) / 2
+    tensor([-0.0750,  0.0750], dtype=torch.float64)
+    """
     _check_bins(bins)
     if kind not in KINDS:
         raise InputError(f"expected kind to be one of {', '.join(KINDS)}, found {kind!r}; leave it out for class-wise")
@@ -136,10 +183,9 @@ def ace(
         return _equal_mass(*_top(probabilities, targets), counted, bins)
     numbers = as_class_numbers(targets, exact)
     classes = exact.shape[1]
-    total = exact.new_zeros(counted.shape[:-1])
-    for own in range(classes):
-        total += _equal_mass(exact[:, own], (numbers == own).double(), counted, bins)
-    return total / classes
+    each = [_equal_mass(exact[:, own], (numbers == own).double(), counted, bins) for own in range(classes)]
+    values, variance, unseen = (torch.cat(parts, -1) for parts in zip(*each, strict=True))
+    return Gaps(values / classes, variance / classes**2, unseen / classes**2)
 
 
 def _top(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,24 +203,45 @@ def _equal_width(probabilities: Tensor, bins: int) -> Tensor:
     return torch.searchsorted(borders.to(confidence.dtype).double(), confidence.double())
 
 
-def _equal_mass(predicted: Tensor, outcome: Tensor, weights: Tensor, bins: int) -> Tensor:
-    """Mean over bins of |mean outcome - mean predicted|, for (examples,) and weights (..., examples).
+def _equal_mass(predicted: Tensor, outcome: Tensor, weights: Tensor, bins: int) -> Gaps:
+    """Share of the mass times (mean outcome - mean predicted) in each bin, for (examples,) and weights (..., examples).
 
     In ascending order of `predicted` let W be the weight so far and G the weighted sum of gaps so far; G as a function
     of W, straight between distinct values, gives the sum of any part by its two ends.
     """
     values = predicted.unique()
-    mass = at_most(predicted, weights, values)
-    gaps = at_most(predicted, weights * (outcome - predicted), values)
-    mass, gaps = (torch.nn.functional.pad(total, (1, 0)) for total in (mass, gaps))
+    mass = torch.nn.functional.pad(at_most(predicted, weights, values), (1, 0))
     parts = torch.arange(1, bins, dtype=torch.float64, device=mass.device) / bins
     ends = (parts * mass[..., -1:]).contiguous()
     after = torch.searchsorted(mass.contiguous(), ends).clamp(1, len(values))
     left, right = mass.gather(-1, after - 1), mass.gather(-1, after)
-    low, high = gaps.gather(-1, after - 1), gaps.gather(-1, after)
-    inner = low + (ends - left) / (right - left) * (high - low)
-    sums = torch.cat([gaps[..., :1], inner, gaps[..., -1:]], dim=-1).diff(dim=-1)
-    return sums.abs().sum(-1) / mass[..., -1]
+
+    def parted(terms: Tensor) -> Tensor:
+        sums = torch.nn.functional.pad(at_most(predicted, weights * terms, values), (1, 0))
+        low, high = sums.gather(-1, after - 1), sums.gather(-1, after)
+        inner = low + (ends - left) / (right - left) * (high - low)
+        return torch.cat([sums[..., :1], inner, sums[..., -1:]], dim=-1).diff(dim=-1) / mass[..., -1:]
+
+    gap = outcome - predicted
+    if weights.dim() > 1:
+        return _gaps(parted(gap)[None], len(predicted))
+    return _gaps(torch.stack([parted(own) for own in (gap, gap.square(), outcome, torch.ones_like(gap))]), len(gap))
+
+
+def _gaps(sums: Tensor, examples: int) -> Gaps:
+    """Gaps from the sums over each cell, as shares of all examples, of gaps, their squares, outcomes and ones.
+
+    A cell of m examples whose outcomes are all alike has no variance to show; that of outcomes is judged as if
+    `PSEUDO` more were in it, half of them of each kind: share a -> (m a + PSEUDO / 2) / (m + PSEUDO).
+    """
+    if len(sums) == 1:
+        nothing = sums.new_zeros(sums.shape[-1])
+        return Gaps(sums[0], nothing, nothing)
+    gap, square, outcome, share = sums
+    rate = torch.where(share > 0, outcome / share, 0.5)
+    smooth = (examples * outcome + PSEUDO / 2) / (examples * share + PSEUDO)
+    unseen = (share * (smooth * (1 - smooth) - rate * (1 - rate))).clamp(min=0) / examples
+    return Gaps(gap, (square - gap.square()).clamp(min=0) / examples + unseen, unseen)
 
 
 def _check_bins(bins: int) -> None:

@@ -17,6 +17,7 @@ True
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -39,12 +40,17 @@ from onebasin.options import refuse_unknown
 from onebasin.population import Population
 from onebasin.population.mapping import caller_bytes, mapped
 from onebasin.population.writer import BLOCK_BYTES, member_bytes
-from onebasin.state import State
+from onebasin.state import State, is_statistic
 from onebasin.symmetry import Element, Symmetry
 from onebasin.symmetry.act import apply_block
 from onebasin.symmetry.algebra import Wide
 
-SCALES = ("unit-norm", "balanced", "keep")
+SCALES = ("balanced", "unit-norm", "keep")
+FORM = "balanced/max"  # scale and order where nobody says which
+_FEW = 1e-3  # part of the weights: where fewer make up the squared norm, distances are those of these few
+_FEWEST = 2.0  # of them, whatever the number of all
+_TINY = 1e-300
+_SMALL = 20  # weights; of fewer, two may well be most
 _TOLERANCE, _SWEEPS = 1e-13, 200  # of balancing: nearly as far as float64 goes
 _FOLD = 8  # times the bytes of a block that its pieces take
 
@@ -57,7 +63,9 @@ class Canonical:
         element: what was applied; a batch for a population.
         ties: space -> (members,) number of units whose order was left as it was, because their keys are equal; only
             spaces with any.
-        notes: sentences about what has no normal form here.
+        notes: sentences about what has no normal form here, and about a form that is ill-conditioned.
+        effective: (members,) how many weights make up the squared norm in this form, (sum w^2)^2 / sum w^4.
+        largest: (members,) the largest absolute value of a weight in this form.
         population: the result, of a population.
         state: the result, of one network.
     """
@@ -65,6 +73,8 @@ class Canonical:
     element: Element
     ties: Mapping[str, Tensor]
     notes: tuple[str, ...]
+    effective: Tensor
+    largest: Tensor
     population: Population | None = None
     state: State | None = None
 
@@ -73,7 +83,7 @@ def canonicalise(
     what: Population | Mapping[str, Tensor],
     symmetry: Symmetry,
     *,
-    scale: str = "unit-norm",
+    scale: str = "balanced",
     order: str = "max",
     signs: bool = True,
     path: str | os.PathLike[str] | None = None,
@@ -81,10 +91,15 @@ def canonicalise(
 ) -> Canonical:
     """Bring networks into their normal form.
 
+    With unit norms, the form of paper 2, a unit whose incoming weights have decayed while its bias has not gets an
+    enormous bias, which then is all that distances see. Such a form is called ill-conditioned in `notes`: fewer than
+    one weight in a thousand, or than two, make up the squared norm of a network. Balanced networks are the lightest of
+    their orbit and cannot explode.
+
     Args:
         what: a population, or one network; it is not changed.
         symmetry: of the networks' model.
-        scale: "unit-norm" (what writes a unit has norm 1, layer by layer), "balanced" (least mass) or "keep".
+        scale: "balanced" (least mass), "unit-norm" (what writes a unit has norm 1, layer by layer) or "keep".
         order: descending "max", "first", "norm" or "mean" of a unit's weights (see `order_keys`), or "keep".
         signs: settle signs.
         path: write the resulting population to this folder instead of keeping it in memory.
@@ -100,15 +115,52 @@ def canonicalise(
     if not isinstance(what, Population):
         if path is not None:
             raise InputError("path= is for populations, found one network: save the state of the result yourself")
-        found = form.find({name: tensor[None] for name, tensor in what.items()}, 0)
-        element = found.element.member(0)
-        return replace(found, element=element, ties=_told(found.ties), state=symmetry.apply(element, what))
+        stacked, found = form({name: tensor[None] for name, tensor in what.items()}, 0, None)
+        state = {name: tensor[0] for name, tensor in stacked.items()}
+        return _conditioned(replace(found, element=found.element.member(0), ties=_told(found.ties), state=state))
     if not len(what):
         raise InputError("expected a population of at least one network, found none: give networks to canonicalise")
     each = _FOLD * min(what.nbytes, BLOCK_BYTES) + _FOLD * member_bytes(what.spec)
     with cluster_for(places, each=each, here=caller_bytes(what, path)) as cluster:
         moved = mapped(what, form, cluster, path=None if path is None else Path(path))
-    return replace(_joined(moved.notes), population=moved.population)
+    return _conditioned(replace(_joined(moved.notes), population=moved.population))
+
+
+def _conditions(stacked: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Of stacked networks (M, *shape): `effective` and `largest` of `Canonical`, float64 (M,)."""
+    rows = []  # of each tensor: its largest weight, and sums of squares and fourth powers in units of that
+    for name, own in stacked.items():
+        if own.is_floating_point() and own.numel() and not is_statistic(name):
+            sizes = own.detach().flatten(1).abs().double()
+            top = sizes.amax(1)
+            squares = (sizes / top.clamp_min(_TINY)[:, None]).square_()
+            rows.append(torch.stack([top, squares.sum(1), squares.square_().sum(1)]).cpu())
+    if not rows:
+        members = len(next(iter(stacked.values())))
+        return torch.full((members,), torch.inf, dtype=torch.float64), torch.zeros(members, dtype=torch.float64)
+    tops, second, fourth = torch.stack(rows, 1)  # (tensors, M) each
+    largest = tops.amax(0)
+    share = (tops / largest.clamp_min(_TINY)).square()
+    second, fourth = (share * second).sum(0), (share.square() * fourth).sum(0)
+    return torch.where(fourth > 0, second.square() / fourth, torch.inf), largest
+
+
+def _conditioned(found: Canonical) -> Canonical:
+    """The same with a note where a few weights decide all distances."""
+    held = found.state if found.state is not None else found.population.spec if found.population is not None else {}
+    weights = sum(
+        math.prod(own.shape) for name, own in held.items() if own.dtype.is_floating_point and not is_statistic(name)
+    )
+    bad = found.effective < max(_FEWEST, _FEW * weights)
+    if weights < _SMALL or not bool(bad.any()):
+        return found
+    few, top = float(found.effective[bad].min()), float(found.largest.max())
+    note = (
+        f"ill-conditioned: in {int(bad.sum()):,} of {len(bad):,} networks few weights, {few:.0f} of {weights:,}, "
+        f"hold nearly all of the squared norm, and distances see little else; the largest is {top:.2g}; "
+        'scale="balanced" keeps networks light'
+    )
+    return replace(found, notes=(*found.notes, note))
 
 
 class Form:
@@ -123,7 +175,9 @@ class Form:
     def __call__(self, stacked: State, start: int, beside: None) -> tuple[State, Canonical]:
         """Bring stacked networks into normal form."""
         found = self.find(stacked, start)
-        return apply_block(Wide(self.symmetry, found.element), stacked, 0, "value"), found
+        moved = apply_block(Wide(self.symmetry, found.element), stacked, 0, "value")
+        effective, largest = _conditions(moved)
+        return moved, replace(found, effective=effective, largest=largest)
 
     def find(self, stacked: Mapping[str, Tensor], start: int) -> Canonical:
         """What brings stacked networks (M, *shape) into normal form; `start` numbers the first."""
@@ -139,11 +193,12 @@ class Form:
                 name, kind = self.symmetry.spaces[space].name, self.symmetry.spaces[space].generators[generator]
                 notes = (*notes, f"{name}: {kind} {generator} was left open, no weight shows it alone")
         members = len(next(iter(stacked.values())))
+        unknown = torch.full((members,), torch.nan, dtype=torch.float64)
         if self.order == "keep":
-            return Canonical(self._element(members, factors, {}), {}, notes)
+            return Canonical(self._element(members, factors, {}), {}, notes, unknown, unknown)
         found, ties = orders(pieces, self.order, still)
         named = {self.symmetry.spaces[space].name: counts.cpu() for space, counts in ties.items()}
-        return Canonical(self._element(members, factors, found), named, notes)
+        return Canonical(self._element(members, factors, found), named, notes, unknown, unknown)
 
     def _scales(self, stacked: Mapping[str, Tensor], start: int) -> tuple[Tables, tuple[str, ...]]:
         """Factors of the scales, and what there is to say about them."""
@@ -188,4 +243,6 @@ def _joined(parts: list[Canonical]) -> Canonical:
         sum(own.members or 0 for own in elements),
     )
     ties = {name: torch.cat([part.ties[name] for part in parts]) for name in parts[0].ties}
-    return Canonical(element, _told(ties), tuple(dict.fromkeys(note for part in parts for note in part.notes)))
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    effective, largest = (torch.cat(own) for own in ([p.effective for p in parts], [p.largest for p in parts]))
+    return Canonical(element, _told(ties), notes, effective, largest)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,23 @@ EFFORTS = ("full", "cheap", "thorough")
 SCALES = ("reference", "keep")
 _NEAR = 0.25  # part of the overlap that is there from the start, from which networks count as close
 _SAME = 1e-9  # what is left of a distance when only rounding is left
+_ROUNDING = 1e-12  # of the squared norms: a distance that differs by less is the same
+_HALF = 0.5  # part of a barrier that is left by the move, below which networks are not unrelated
 _NULLS = 3  # searches against scrambled copies that say what unrelated networks reach
+
+
+class Verdict(NamedTuple):
+    """What one network is to another.
+
+    Attributes:
+        word: "already aligned"; "moved"; "partly alike"; or "independent".
+        reason: the number, the threshold and the margin that decided, as a sentence without its full stop.
+        thresholds: overlaps above which networks count as partly alike and as moved; None where they decided nothing.
+    """
+
+    word: str
+    reason: str
+    thresholds: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,16 +86,47 @@ class Match:
         values = torch.tensor(self._unrelated(), dtype=torch.float64) + (self.after - self._reached)
         return float(values.mean()), float(values.std())
 
-    @cached_property
-    def verdict(self) -> str:
-        """One of "already aligned", "moved", and "independent": no closer than unrelated networks come."""
-        if not self._moved:
-            return "already aligned"
-        if self.distance_after <= _SAME * self.distance_before:
-            return "moved"
+    @property
+    def thresholds(self) -> tuple[float, float]:
+        """The overlaps above which `after` counts as "partly alike" and as "moved".
+
+        With m and s of `null` and r the overlap that the search reached, moved is m + max(4 s, 5 % of r), and partly
+        alike m + max(8 s, 3 % of r) where that is less: three draws know their spread only roughly.
+        """
         mean, spread = self.null
-        margin = max(4 * spread, 0.05 * abs(self._reached))  # three draws know their spread only roughly
-        return "independent" if self.after <= mean + margin else "moved"
+        reached = abs(self._reached)
+        moved = mean + max(4 * spread, 0.05 * reached)
+        return min(moved, mean + max(8 * spread, 0.03 * reached)), moved
+
+    @property
+    def verdict(self) -> str:
+        """What `judged` says without a barrier: "already aligned", "moved", "partly alike" or "independent"."""
+        return self.judged().word
+
+    def judged(self, barrier: tuple[float, float] | None = None) -> Verdict:
+        """What b is to a, with the numbers that decided.
+
+        Args:
+            barrier: of the loss on the straight path from a to b, and to g.b, where it was measured. A barrier that
+                the move takes below half of what it was speaks against "independent", whatever the overlap says.
+        """
+        if not self._moved:
+            return Verdict("already aligned", "no order or sign of its units brings B closer to A")
+        if self.distance_after <= _SAME * self.distance_before:
+            return Verdict("moved", "moved, B is A up to rounding")
+        (mean, spread), (alike, moved) = self.null, self.thresholds
+        reach = f"overlap {_short(self.after)}, unrelated networks {_short(mean)} ± {_short(spread)}; "
+        reach += f"partly alike above {_short(alike)}, " if alike < moved else ""
+        reach += f"moved above {_short(moved)}"
+        word = "moved" if self.after > moved else "partly alike" if self.after > alike else "independent"
+        if barrier is not None:
+            before, after = barrier
+            falls = before > 0 and after < _HALF * before
+            reach += f"; the loss barrier between A and B goes from {_short(before)} to {_short(after)} when B is moved"
+            if word == "independent" and falls:
+                word = "partly alike"
+                reach += ", less than half, which unrelated networks do not show"
+        return Verdict(word, reach, (alike, moved))
 
     def __repr__(self) -> str:
         """Say what was gained; the verdict is left out because it takes another search."""
@@ -104,7 +152,8 @@ def match(
     Maximises <a, g.b> from the barycentre of the group: by growing (one space after the other, the rest in the
     mean) and by Frank-Wolfe with exact line search, then by coordinate ascent; the best is kept. Positive scales
     have no best overlap: both networks are first brought to their lightest form (`balance`) and compared there;
-    then b is given the scales of a, or keeps its own where it is closer with them.
+    then b is given the scales of a, or keeps its own where it is closer with them. Where neither is closer than b
+    was, the search is repeated with scales as they are: g.b is never farther from a than b.
 
     Args:
         a: the network that stays; a State or a module.
@@ -140,7 +189,10 @@ def match(
     moved = is_better(found.value, home)
     element = assignment.element(found.vertex) if moved else symmetry.identity()
     after = _inner(board, first, symmetry.apply(element, second))
-    element, distance = _scaled(board, left, right, element, bare)
+    element, distance, closer = _scaled(board, (left, right), std, element, bare)
+    if bare is not None and not closer:
+        # Closer in the lightest form, farther in every scale that is offered: an order for the scales as they are.
+        return match(left, right, symmetry, effort=effort, restarts=restarts, seed=seed, scale="keep", std=std)
     return Match(
         element,
         _inner(board, first, second),
@@ -158,18 +210,35 @@ def match(
 
 
 def _scaled(
-    board: Board, a: State, b: State, element: Element, bare: tuple[Element, Element] | None
-) -> tuple[Element, float]:
-    """The element with the scales of a, or with those of b if that is closer; and the squared distance left."""
-    symmetry = board.symmetry
+    board: Board,
+    pair: tuple[State, State],
+    std: Spreads | None,
+    element: Element,
+    bare: tuple[Element, Element] | None,
+) -> tuple[Element, float, bool]:
+    """The element with the scales of a, or with those of b if that is closer, and |a - g.b|^2 of the means.
+
+    Closeness counts deviations where they are given, as the search did; also returned is whether the moved network is
+    no farther from a than b was.
+    """
+    symmetry, (a, b) = board.symmetry, pair
     choices = [element]
     if bare is not None:
         choices.append(symmetry.compose(symmetry.invert(bare[0]), symmetry.compose(element, bare[1])))
+
+    def apart(choice: Element, state: State) -> float:
+        found = _distance(board, a, state)
+        if std is not None:
+            found += _distance(board, std[0], symmetry.apply(choice, std[1], kind="std"))
+        return found
+
     moved = [symmetry.apply(choice, b) for choice in choices]
-    apart = [_distance(board, a, state) for state in moved]
-    best = min(range(len(choices)), key=lambda n: (not math.isfinite(apart[n]), apart[n]))
+    gaps = [apart(choice, state) for choice, state in zip(choices, moved, strict=True)]
+    best = min(range(len(choices)), key=lambda n: (not math.isfinite(gaps[n]), gaps[n]))
     check_finite(moved[best], where="the moved network")
-    return choices[best], apart[best]
+    slack = _ROUNDING * (_inner(board, a, a) + _inner(board, b, b))
+    closer = gaps[best] <= apart(symmetry.identity(), b) + slack
+    return choices[best], _distance(board, a, moved[best]), closer
 
 
 def _unrelated(board: Board, sides: tuple[State, State, Spreads | None], effort: str, seed: int) -> tuple[float, ...]:
@@ -188,6 +257,15 @@ def _unrelated(board: Board, sides: tuple[State, State, Spreads | None], effort:
             overlap = Overlap(board, assignment, a, shuffled(b), std=spreads)
             reached.append(_search(overlap, effort, 0, seed).value * overlap.unit)
     return tuple(reached)
+
+
+def _short(value: float) -> str:
+    """Four digits, thousands apart.
+
+    >>> _short(10472.3), _short(324.93), _short(0.26)
+    ('10,472', '324.9', '0.26')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def check_network(board: Board, state: Mapping[str, Tensor], *, where: str) -> None:

@@ -40,6 +40,7 @@ class Options(Measure, total=False):
     calibration: Data
 
 
+GIVEN, ORDERED, SCALED = "as given", "permutation and sign", "scale"  # names of steps that only move b
 _COLUMNS = (  # title, key of a row, width
     ("loss barrier", "loss_barrier", 12),
     ("gain", "gain", 8),
@@ -87,6 +88,12 @@ class BarrierReport:
                 found.append(_row(step, data, path, None if step.control else before))
                 before = path
         return found
+
+    @property
+    def moved(self) -> tuple[float, float]:
+        """The loss barrier on the training data as given, and the least after moving b, before other corrections."""
+        paths = {step.name: step.path.max for step in self.steps}
+        return paths[GIVEN], min(paths[name] for name in (ORDERED, SCALED) if name in paths)
 
     def to_json(self) -> str:
         """Rows and curves as JSON text."""
@@ -154,10 +161,10 @@ def barrier_report(
         return with_test(walk(start, goal, points, lambda state, t: look(model, state, sets, measure)))
 
     goal = aligned(start, end, symmetry, scale="keep")
-    steps = [Step("as given", path_to(end)), Step("permutation and sign", path_to(goal))]
+    steps = [Step(GIVEN, path_to(end)), Step(ORDERED, path_to(goal))]
     if any(kind.endswith("scale") for space in symmetry.spaces for kind in space.generators):
         goal = aligned(start, end, symmetry, scale="reference")
-        steps.append(Step("scale", path_to(goal)))
+        steps.append(Step(SCALED, path_to(goal)))
     repaired = repairer(model, start, goal, train[0], batch=measure["batch"])
     notes: dict[float, str] = {}
 
