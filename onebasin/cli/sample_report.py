@@ -13,6 +13,7 @@ from onebasin.inference.density.likelihood import bernoulli, categorical, choose
 from onebasin.inference.diagnosis import MIXED, diagnose
 from onebasin.population import Population
 from onebasin.predict import Inputs, predictions
+from onebasin.predict.targets import kind_of_targets
 from onebasin.tables import table
 
 _EXAMPLES, _MEMBERS, _VALUES = 1000, 100, 20_000_000  # what is cheap to compute, and to hold
@@ -84,7 +85,9 @@ def fit_sentence(model: nn.Module, population: Population, data: tuple[Inputs, T
     chosen = torch.linspace(0, len(population) - 1, members).round().long()
     outputs = predictions(model, population[chosen], inputs)
     goals = targets.to(outputs.dtype) if targets.is_floating_point() else targets
-    density = choose(likelihood.get("likelihood"), likelihood.get("noise"), outputs[0], goals)
+    noise = likelihood.get("noise")
+    kind = kind_of_targets(data[1], likelihood.get("likelihood"), noise)
+    density = choose(kind, noise, outputs[0], goals)
     each = torch.stack([density(one, goals).double() for one in outputs])  # (members, examples)
     pooled = float((each.logsumexp(0) - math.log(members)).mean())
     right = _rightness(outputs, goals, density)
