@@ -280,7 +280,8 @@ def test_mosaics(tmp_path: Path) -> None:
 
 def test_the_shared_mosaics_are_the_official_batches(shared_data: Path, tmp_path: Path) -> None:
     found = load("cifar100", directory=shared_data)
-    assert (tuple(found.train[0].shape), tuple(found.test[0].shape)) == ((0, 3, 32, 32), (5000, 3, 32, 32))
+    assert (tuple(found.train[0].shape), tuple(found.test[0].shape)) == ((20_000, 3, 32, 32), (5000, 3, 32, 32))
+    assert found.train[1].bincount().tolist() == [200] * 100
     assert found.test[1].bincount().tolist() == [50] * 100
     small = load(shared_data / "cifar10" / "cifar10_small.npz")
     with np.load(shared_data / "cifar10" / "cifar10_small.npz") as file:

@@ -46,11 +46,13 @@ def same(found: tuple[Any, torch.Tensor], wanted: tuple[torch.Tensor, torch.Tens
 
 def test_a_word_alone_and_its_parts(folder: Path) -> None:
     train, test = split(*digits(), test=0.25, seed=0)
-    assert same(read_pair("digits"), digits())  # undivided: all of it
+    assert same(read_pair("digits"), train)
+    assert same(read_pair("digits:all"), digits())
+    assert same(read_pair("digits#2"), split(*digits(), test=0.25, seed=2)[0])
     assert same(read_pair("digits:train"), train)
     assert same(read_pair("digits:test"), test)
     assert same(read_pair("digits#2:test"), split(*digits(), test=0.25, seed=2)[1])
-    assert same(read_pair("digits", 7), tuple(part[:7] for part in digits()))  # type: ignore[arg-type]
+    assert same(read_pair("digits", 7), tuple(part[:7] for part in train))  # type: ignore[arg-type]
     assert read("digits", targets=False).targets is None
 
 
@@ -89,11 +91,46 @@ def test_functions(folder: Path) -> None:
         inputs, targets = read_pair(text)
         assert isinstance(inputs, torch.Tensor)
         assert (inputs.tolist(), targets.tolist()) == ([[0, 1], [2, 3], [4, 5], [6, 7]], [0, 1, 0, 1])
-    assert len(read_pair("own.py:make:test")[1]) == 1
+    assert len(read_pair("own.py:make#0:test")[1]) == 1
+    assert len(read_pair("own.py:make#0:train")[1]) == len(read_pair("own.py:make#0")[1]) == 3
+    assert len(read_pair("own.py:make:all")[1]) == 4
     assert len(read_pair("own.py:two")[1]) == 3
     assert len(read_pair("own.py:two:test")[1]) == 2
+    assert len(read_pair("own.py:two:all")[1]) == 5
     assert len(read_pair("own.py:test")[1]) == 5  # the name of a function, behind the name of a file
-    assert len(read_pair("own.py:test:train")[1]) == 4
+    assert len(read_pair("own.py:test#0:train")[1]) == 4
+
+
+def rows(pair: tuple[Any, torch.Tensor]) -> set[tuple[float, ...]]:
+    return {tuple(row) for row in pair[0].tolist()}
+
+
+@pytest.mark.parametrize(
+    "text", ["digits", "digits#3", "uci/small", "uci/small#2", "named", "whole.npz#0", "own.py:two"]
+)
+def test_nothing_alone_overlaps_with_its_own_test_part(folder: Path, text: str) -> None:
+    generator = np.random.default_rng(0)
+    for name in ("whole.npz", "data/named.npz"):
+        np.savez(folder / name, x=generator.normal(size=(20, 3)), y=generator.normal(size=20))
+    sources = Sources(folder / "data")
+    alone, train, test, both = (read_pair(f"{text}{end}", None, sources) for end in ("", ":train", ":test", ":all"))
+    assert same(alone, train)  # type: ignore[arg-type]
+    if text.startswith("digits"):  # by number: some digits are drawn twice
+        assert len(alone[1]) + len(test[1]) == len(both[1]) == 1797
+        assert sorted([*alone[0].tolist(), *test[0].tolist()]) == sorted(both[0].tolist())
+        return
+    assert not rows(alone) & rows(test)
+    assert rows(alone) | rows(test) == rows(both)
+
+
+@pytest.mark.parametrize("text", ["whole.npz", "own.py:make"])
+def test_what_a_user_has_not_divided_is_divided_by_number_only(folder: Path, text: str) -> None:
+    np.savez(folder / "whole.npz", x=np.random.default_rng(0).normal(size=(20, 3)), y=np.arange(20) % 2)
+    everything = read_pair(text)
+    assert len(everything[1]) == len(read_pair(f"{text}:all")[1])
+    for part in ("train", "test"):
+        with pytest.raises(InputError, match=f"{text}#0:train and {text}#0:test"):
+            read_pair(f"{text}:{part}")
 
 
 @pytest.mark.parametrize(

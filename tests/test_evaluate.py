@@ -308,7 +308,7 @@ def test_two_examples_are_enough_and_one_has_no_half() -> None:
         ({"data": (DATA[0] * torch.nan, DATA[1])}, "NaN or infinity from network 0"),
         ({"likelihood": "bernoulli"}, "one logit per example"),
         ({"data": (DATA[0], DATA[1].float())}, "noise"),
-        ({"data": (DATA[0], DATA[1].float()), "outside": OUTSIDE}, "gaussian likelihood"),
+        ({"data": (DATA[0], DATA[1].float()), "outside": OUTSIDE, "noise": 1.0}, "gaussian likelihood"),
         ({"reference": torch.eye(4)}, "same examples"),
         ({"reference": MODEL}, "Population or a Posterior"),
         ({"crowd": MODEL}, "Population or a Posterior"),

@@ -294,7 +294,7 @@ def wrong(**options: Any) -> Callable[[], Target]:
         (wrong(data=(ROWS, PAIR[:5, 0])), InputError, "one target for each of 20"),
         (wrong(data=(ROWS, PAIR)), InputError, "values per example"),
         (wrong(data=(ROWS / 0, PAIR[:, 0])), InputError, "finite data"),
-        (wrong(data=(ROWS, CLASSES), noise=None), InputError, "class numbers from 0 to 0"),
+        (wrong(data=(ROWS, CLASSES), noise=None), InputError, "at least 2 classes"),
         (wrong(data=(ROWS, CLASSES)), InputError, "leave noise out"),
         (wrong(likelihood=lambda out, goal: (out - goal).sum()), InputError, "one log likelihood for each"),
         (wrong(log_density=lambda own: own["bias"].sum()), InputError, "leave them out"),

@@ -33,8 +33,8 @@ from onebasin.predict.drawing import Crowd, networks_of
 from onebasin.predict.passing import Options as Passing
 from onebasin.predict.passing import needs, stale_statistics
 from onebasin.predict.predicting import predict
+from onebasin.predict.targets import kind_of_targets
 
-KINDS = ("categorical", "bernoulli", "gaussian")
 _COPIES = 16  # of the outputs of all members, counted by their bytes: values are looked at in float64
 _NO_TEMPERATURE = (
     "no temperature: it is fitted on half of the examples, and all of the {} there are right, so the lowest is the best"
@@ -46,7 +46,8 @@ class Options(Places, total=False):
 
     Attributes:
         likelihood: "categorical" for class numbers, "bernoulli" for targets 0 or 1 and one logit, "gaussian" for
-            values. Default: categorical for whole numbers, gaussian for others.
+            values. Default: categorical for whole-number types, gaussian for floats; floats that may be class labels
+            are refused, see `onebasin.predict.targets.kind_of_targets`.
         noise: for gaussian: the standard deviation of targets, or "learned" where the model gives means and log
             deviations, which is the default where it does.
         draws: networks drawn from a Posterior, 100 by default.
@@ -118,8 +119,8 @@ def evaluate(
     inputs, targets = data
     targets = torch.as_tensor(targets)
     check_targets(inputs, targets)
-    kind = _kind(options.get("likelihood"), targets)
-    _refuse_idle(kind, crowd, reference, options)
+    kind = kind_of_targets(targets, options.get("likelihood"), options.get("noise"))
+    _refuse_idle(crowd, reference, options)
     if kind == "gaussian" and (outside is not None or reference is not None):
         raise InputError(
             "outside and reference compare class probabilities, found a gaussian likelihood: leave them out"
@@ -212,13 +213,8 @@ def _classes(question: _Question, options: Options, cluster: Cluster) -> Evaluat
     return found
 
 
-def _refuse_idle(kind: str, crowd: Crowd, reference: Crowd | Tensor | None, options: Options) -> None:
+def _refuse_idle(crowd: Crowd, reference: Crowd | Tensor | None, options: Options) -> None:
     """Refuse options that nothing would read."""
-    if kind != "gaussian" and options.get("noise") is not None:
-        raise InputError(
-            f"noise is the standard deviation of gaussian targets, found noise={options['noise']!r} with {kind} ones: "
-            'leave it out, or choose likelihood="gaussian"'
-        )
     drawn = not all(isinstance(own, Population | Tensor | None) for own in (crowd, reference))
     if options.get("statistics") is not None and not drawn:
         raise InputError(
@@ -230,14 +226,6 @@ def _refuse_idle(kind: str, crowd: Crowd, reference: Crowd | Tensor | None, opti
             f"networks are drawn from posteriors only, found draws={options['draws']} with a population, all of whose "
             f"networks are evaluated: leave it out, or take some of them, as population[:{options['draws']}]"
         )
-
-
-def _kind(likelihood: str | None, targets: Tensor) -> str:
-    if likelihood is None:
-        return "gaussian" if targets.is_floating_point() else "categorical"
-    if likelihood not in KINDS:
-        raise InputError(f"expected a likelihood out of {', '.join(KINDS)}, found {likelihood!r}: choose one of them")
-    return likelihood
 
 
 def _class_numbers(targets: Tensor, kind: str) -> Tensor:

@@ -17,6 +17,7 @@ from onebasin.align.transpositions import Transpositions, transpositions
 from onebasin.calling import call_arguments
 from onebasin.cli import data as examples
 from onebasin.cli.compare_crowds import compare_crowds, several
+from onebasin.cli.likelihood import loss_option
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, one_network
 from onebasin.cli.options import PLACES, debug, progress
 from onebasin.cli.options import places as where_it_runs
@@ -25,6 +26,7 @@ from onebasin.discrepancy.judge import PRESETS
 from onebasin.errors import InputError
 from onebasin.population import Population
 from onebasin.predict.forward import Bound
+from onebasin.predict.targets import loss_of_targets
 from onebasin.state import State, flatten
 from onebasin.symmetry import Element, Space, Symmetry
 from onebasin.tables import table
@@ -68,11 +70,7 @@ _MEANING = {
 @click.option("--test", metavar="DATA", help="And on these, which correct nothing.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of each file.")
 @examples.data_options
-@click.option(
-    "--loss",
-    type=click.Choice(["cross-entropy", "mse"]),
-    help="Of the barrier. Default: cross-entropy for whole targets, which are class numbers, mse for others.",
-)
+@loss_option
 @click.option(
     "--points", type=click.IntRange(min=3), default=25, metavar="N", show_default=True, help="On the path; odd."
 )
@@ -202,7 +200,7 @@ def _barrier(
     model = known.runs("--data")
     train = examples.read_pair(data, limit, sources)
     held_out = None if test is None else examples.read_pair(test, limit, sources)
-    loss = loss or ("mse" if train[1].is_floating_point() else "cross-entropy")
+    loss = loss or loss_of_targets(train[1])
     return barrier_report(model, a, b, known.symmetry, train, held_out, points=points, loss=loss)
 
 

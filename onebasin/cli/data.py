@@ -1,7 +1,9 @@
 """From what a user writes for data to tensors: a word, a folder, a file or a function.
 
-A word alone is the training part, or everything where a set comes undivided; ``NAME:train`` and ``NAME:test`` are its
-parts, and ``NAME#3`` is its division number 3.
+A word alone is the training part, which never overlaps with ``NAME:test``; ``NAME:all`` is everything, and ``NAME#3``
+is division number 3. A file or function of the user that has no division is taken whole; to divide it at random the
+division must be numbered, as in ``data.npz#0:train`` and ``data.npz#0:test``, so that nobody trains on the whole and
+tests on a part of it.
 """
 
 import re
@@ -26,7 +28,7 @@ _INPUT_FILES = ".npz or .safetensors with inputs (or x, X; inputs.NAME for each 
 INPUT_GRAMMAR = f"a word such as digits, mnist:test or uci/boston (see sample), or {_INPUT_FILES}"
 GRAMMAR = f"{INPUT_GRAMMAR} and targets (or y, Y)"
 _FILES = (".npz", ".safetensors")
-_TEXT = re.compile(r"(?P<name>.+?)(?:#(?P<split>\d+))?(?::(?P<part>train|test))?", re.DOTALL)
+_TEXT = re.compile(r"(?P<name>.+?)(?:#(?P<split>\d+))?(?::(?P<part>train|test|all))?", re.DOTALL)
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -119,14 +121,24 @@ def _read_word(text: str, sources: Sources) -> tuple[Tensor, Tensor]:
     name, part, number = match["name"], match["part"], int(match["split"] or 0)
     if _is_function(text, name):
         name, part = (name, part) if ":" in name else (text, None)
-        found = read_parts(load_function(name), Reading(split=number))
+        found, own = read_parts(load_function(name), Reading(split=number)), True
     else:
         source = Path(name) if Path(name).suffix in _FILES else name
+        own = Path(name).exists()
         found = read_parts(source, Reading(sources.directory, number, sources.download))
-    chosen = _whole(found) if part is None else found.dataset(number)
+    undivided = found.train is not None and found.test is None
+    if undivided and own and match["split"] is None and part in ("train", "test"):
+        raise InputError(
+            f"{name} has no training and test part of its own: write {name} for everything, or {name}#0:train and "
+            f"{name}#0:test for three quarters and a quarter of it, divided at random by the number"
+        )
+    whole = part == "all" or (own and part is None and match["split"] is None)
+    chosen = _whole(found) if undivided and whole else found.dataset(number)
     if sources.standardise:
         chosen = chosen.standardised()
     pair = chosen.test if part == "test" else chosen.train
+    if part == "all" and not undivided:
+        pair = torch.cat([chosen.train[0], chosen.test[0]]), torch.cat([chosen.train[1], chosen.test[1]])
     if not len(pair[0]):
         raise InputError(f"{name} has no {part or 'training'} part here: write {name}:{_other(part)}")
     return pair
@@ -140,9 +152,8 @@ def _is_function(text: str, name: str) -> bool:
 
 
 def _whole(parts: Parts) -> Dataset:
-    """The training part as it is, which is everything where the source has no division."""
-    if parts.train is None:
-        return parts.dataset()
+    """Everything that an undivided source holds, as training part."""
+    assert parts.train is not None
     return Dataset(parts.name, parts.train, parts.train, parts.checked_classes())
 
 

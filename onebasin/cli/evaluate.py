@@ -87,7 +87,7 @@ def evaluate(
     number is infinite, for JSON has no infinity.
 
     \b
-      onebasin evaluate onebasin.examples:digits_mlp draws/ digits --limit 500
+      onebasin evaluate onebasin.examples:digits_mlp draws/ digits:test
       onebasin evaluate model.py:net draws/ test.npz --outside foreign.npz -o record.json
       onebasin evaluate model.py:net posterior.safetensors test.npz --reference draws/ --json
       onebasin evaluate model.py:net posterior.safetensors test.npz --statistics train.npz

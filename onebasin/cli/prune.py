@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from onebasin.cli import data as examples
 from onebasin.cli.crowds import build, posterior_in, shapes_of
+from onebasin.cli.likelihood import loss_option
 from onebasin.cli.networks import Architecture, Known, example_options, know, numbered, one_network
 from onebasin.cli.options import debug, progress, refuse_existing
 from onebasin.errors import InputError, StorageError
@@ -18,6 +19,7 @@ from onebasin.population.durable import make_folder, publish
 from onebasin.population.places import is_there
 from onebasin.population.tensor_file import write_tensors
 from onebasin.posterior import Posterior
+from onebasin.predict.targets import loss_of_targets
 from onebasin.pruning import CRITERIA, Masks, PruningCurve, pruning_curve, transfer
 from onebasin.pruning import prune as choose
 from onebasin.pruning.ranking import SCOPES
@@ -67,6 +69,7 @@ _WITHOUT_STD = ("magnitude", "random")
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of the data.")
 @examples.data_options
+@loss_option
 @click.option(
     "-o",
     "--output",
@@ -87,7 +90,15 @@ _WITHOUT_STD = ("magnitude", "random")
 @click.option("--json", "as_json", is_flag=True, help="Print the record instead of tables.")
 @debug
 def prune(
-    *, model: str, source: str, data: str | None, limit: int | None, as_json: bool, force: bool, **options: Any
+    *,
+    model: str,
+    source: str,
+    data: str | None,
+    limit: int | None,
+    loss: str | None,
+    as_json: bool,
+    force: bool,
+    **options: Any,
 ) -> None:
     """Keep the most valuable weights of POSTERIOR, and set the others to zero.
 
@@ -104,6 +115,8 @@ def prune(
     output, masks_file, seed = options["output"], options["masks_file"], options["seed"]
     for path in (output, masks_file):
         _check_output(path, force)
+    if loss is not None and data is None:
+        raise InputError("--loss says how networks are judged on data, found no --data: give it, or leave --loss out")
     if output is not None and masks_file is not None and output.resolve() == masks_file.resolve():
         raise InputError(f"expected two files, found {output} as --output and as --masks: give each its own name")
     known = _known(model, onto=options["onto"], texts=options["texts"], vocabulary=options["vocabulary"], seed=seed)
@@ -123,7 +136,7 @@ def prune(
     chosen["statistics"] = seen
     curve = None
     if data is not None:
-        curve = _curve(known, posterior, examples.read_pair(data, limit, options["sources"]), **chosen)
+        curve = _curve(known, posterior, examples.read_pair(data, limit, options["sources"]), loss=loss, **chosen)
     facts = {"model": model, "posterior": source, "onto": options["onto"], "data": data}
     facts["statistics"] = options["statistics"]
     record = _record(masks, curve, facts | {"output": None if output is None else str(output)})
@@ -186,9 +199,9 @@ def _moved(posterior: Posterior | State, onto: str, known: Known) -> Posterior:
 
 def _curve(known: Known, posterior: Posterior | State, pair: tuple[Any, Tensor], **chosen: Any) -> PruningCurve:
     criteria = CRITERIA if isinstance(posterior, Posterior) else _WITHOUT_STD
-    loss = "mse" if pair[1].is_floating_point() else "cross-entropy"
+    chosen["loss"] = chosen["loss"] or loss_of_targets(pair[1])
     with progress("pruning by all criteria ..."):
-        return pruning_curve(_model(known), None, posterior, pair, by=criteria, loss=loss, **chosen)
+        return pruning_curve(_model(known), None, posterior, pair, by=criteria, **chosen)
 
 
 def _record(masks: Masks, curve: PruningCurve | None, facts: Mapping[str, Any]) -> str:

@@ -96,11 +96,12 @@ def sample(
 
     DATA is a word, a file, a folder or a function. Words: digits, for 1,797 handwritten digits, which need no file;
     mnist, fashion-mnist, cifar10, cifar100 and uci/NAME, which lie in --data-dir; openml/NAME or openml/NUMBER. A word
-    alone is the training part, or everything where a set comes undivided, as digits and OpenML do; NAME:train and
-    NAME:test are its parts, and NAME#3 is its division number 3, as in uci/boston#3:test. Files: .npz or .safetensors
-    with inputs (or x, X; inputs.NAME for each of several) and targets (or y, Y). Folders: of IDX files or of CIFAR
-    batches. Functions: path/to/file.py:function or package.module:function without arguments, which returns
-    (inputs, targets), or two such pairs for training and test.
+    alone is the training part, NAME:test the test part, NAME:all both, and NAME#3 is division number 3, as in
+    uci/boston#3:test; what comes undivided, as digits and OpenML do, is divided at random, three quarters to one.
+    Files: .npz or .safetensors with inputs (or x, X; inputs.NAME for each of several) and targets (or y, Y). Folders:
+    of IDX files or of CIFAR batches. Functions: path/to/file.py:function or package.module:function without arguments,
+    which returns (inputs, targets), or two such pairs for training and test. Undivided files and functions are taken
+    whole; data.npz#0:train and data.npz#0:test divide them at random.
 
     \b
       onebasin sample onebasin.examples:digits_mlp digits --method hmc -o chain/

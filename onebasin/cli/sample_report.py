@@ -13,15 +13,21 @@ from onebasin.inference.density.likelihood import bernoulli, categorical, choose
 from onebasin.inference.diagnosis import MIXED, diagnose
 from onebasin.population import Population
 from onebasin.predict import Inputs, predictions
+from onebasin.predict.targets import kind_of_targets
 from onebasin.tables import table
 
 _EXAMPLES, _MEMBERS, _VALUES = 1000, 100, 20_000_000  # what is cheap to compute, and to hold
 _ENOUGH, _FUNCTIONS = 20, 100  # draws per chain to judge mixing by, and examples to judge it on
+_CHAINS = ("stuck", "still_falling")  # numbers of chains
 _NAMES = {
     "acceptance": "acceptance probability",
     "divergences": "divergences per chain",
     "exp_energy_change": "exp(-dH), 1 if right",
     "ebfmi": "E-BFMI, low below 0.3",
+    "final_loss": "loss per example at the end",
+    "gradient_norm": "norm of its gradient",
+    "loss_fall": "its fall, trained as long again",
+    "loss_noise": "how much of this may be noise",
 }
 
 
@@ -34,10 +40,11 @@ def diagnostics_table(found: Mapping[str, Any]) -> str:
     step size  0.02    0.01     0.03
     chains that hardly move: 1
     """
-    rows = [_row(name, values) for name, values in found.items() if name != "stuck" and _numbers(values)]
+    rows = [_row(name, values) for name, values in found.items() if name not in _CHAINS and _numbers(values)]
     parts = [table([("", "mean", "lowest", "highest"), *rows])] if rows else []
     if found.get("stuck"):
         parts.append(f"chains that hardly move: {', '.join(map(str, found['stuck']))}")
+    parts += [f"note: {text}" for text in found.get("notes", [])]
     return "\n".join(parts)
 
 
@@ -84,7 +91,9 @@ def fit_sentence(model: nn.Module, population: Population, data: tuple[Inputs, T
     chosen = torch.linspace(0, len(population) - 1, members).round().long()
     outputs = predictions(model, population[chosen], inputs)
     goals = targets.to(outputs.dtype) if targets.is_floating_point() else targets
-    density = choose(likelihood.get("likelihood"), likelihood.get("noise"), outputs[0], goals)
+    noise = likelihood.get("noise")
+    kind = kind_of_targets(data[1], likelihood.get("likelihood"), noise)
+    density = choose(kind, noise, outputs[0], goals)
     each = torch.stack([density(one, goals).double() for one in outputs])  # (members, examples)
     pooled = float((each.logsumexp(0) - math.log(members)).mean())
     right = _rightness(outputs, goals, density)

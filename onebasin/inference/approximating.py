@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from onebasin.errors import InputError
 from onebasin.inference.density.network import Data
 from onebasin.inference.runs.crew import Runner
 from onebasin.inference.runs.job import job_of
-from onebasin.inference.runs.journal import Memory
+from onebasin.inference.runs.journal import Memory, stack_info
+from onebasin.inference.runs.summary import summary
 from onebasin.inference.runs.telling import Show, teller
 from onebasin.inference.seeds import Streams
 from onebasin.posterior import Gaussian, Posterior
@@ -38,6 +39,9 @@ def approximate(
         modes: independent fits, all of the same weight.
         seed: of everything random.
         **options: those of `sample` for this method.
+
+    Returns:
+        The mixture; `provenance` holds the settings and, under "diagnostics", how the trainings ended, as in `sample`.
     """
     show: Show | None = options.pop("progress", None)
     job, execution = job_of(model, data, method, options, modes=modes, seed=seed)
@@ -53,11 +57,19 @@ def approximate(
         )
     gaussians: list[Gaussian] = []
     rests: list[State] = []
+    trained: list[dict[str, Tensor]] = []
     for unit in units:
-        state = runner(unit, Memory(), tell).state
+        place = runner(unit, Memory(), tell)
+        state = place.state
+        trained.append({name: value[unit.rows, None] for name, value in place.ended.items()})
         centres = getattr(kernel, "centres", None)  # where statistics at the mean are other than those of a draw
         drawn = centres(state) if centres else kernel.draw(state, Streams(seed, unit.window, "rest"))
         gaussians += fitted(state)[unit.rows]
         rows = range(unit.rows.start, unit.rows.stop)
         rests += [{name: value[row] for name, value in drawn.rest.items()} for row in rows]
-    return Posterior.equal(gaussians, runner.target.layout, rests, provenance=job.definition())
+    return Posterior.equal(
+        gaussians,
+        runner.target.layout,
+        rests,
+        provenance={**job.definition(), "diagnostics": summary(stack_info(trained))},
+    )

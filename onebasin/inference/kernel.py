@@ -67,11 +67,21 @@ class Kernel(Protocol[S]):
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """A kernel and the number of steps before the next stage starts, or before the first draw."""
+    """A kernel and the number of steps before the next stage starts, or before the first draw.
+
+    Attributes:
+        name: for people.
+        kernel: makes the steps.
+        steps: how many.
+        optimum: whether the end should be an optimum, as the result depends on it: then the trend of the loss is
+            judged (`onebasin.inference.convergence`). Such a kernel has an `optimiser`, a "loss" in its Info, and
+            `ending`, the Info of its last State.
+    """
 
     name: str
     kernel: Kernel[Any]
     steps: int
+    optimum: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -108,8 +108,8 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     if outputs.dim() < 2 or tuple(targets.shape) != expected or targets.is_floating_point():
         raise InputError(
             f"expected outputs (examples, classes, ...) and class numbers {expected}, found outputs "
-            f"{tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}: put the classes on axis 1, "
-            'or choose loss="mse" or a function of your own'
+            f"{tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}: put the classes on axis 1 "
+            'and give whole-number targets (targets.long()), or choose loss="mse" or a function of your own'
         )
     check_class_numbers(targets, outputs.shape[1])
     return F.cross_entropy(outputs, targets.long(), reduction="none")
@@ -124,7 +124,7 @@ def check_class_numbers(targets: Tensor, classes: int) -> None:
     if not bool(((targets >= 0) & (targets < classes)).all()):
         raise InputError(
             f"expected class numbers from 0 to {classes - 1}, found {int(targets.min())} to {int(targets.max())}: "
-            "number the classes from 0"
+            "number the classes from 0, or name the likelihood or loss where the targets are values"
         )
 
 
@@ -133,7 +133,7 @@ def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
     if _core(outputs) != _core(targets):
         raise InputError(
             f"expected target values in the shape of the outputs {tuple(outputs.shape)}, found {tuple(targets.shape)}: "
-            "give one value per output, in the order of its axes"
+            "give one value per output, in the order of its axes, or targets.long() where they are class numbers"
         )
     return (outputs - targets.reshape(outputs.shape).to(outputs.dtype)).square()
 

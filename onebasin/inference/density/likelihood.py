@@ -17,7 +17,6 @@ from onebasin.errors import InputError
 
 LogLikelihood = Callable[[Tensor, Tensor], Tensor]  # (outputs (n, ...), targets (n, ...)) -> (n,)
 Noise = float | str | None
-KINDS = ("categorical", "bernoulli", "gaussian")
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -78,24 +77,18 @@ class LearnedNoise(nn.Module):
         return torch.cat([mean, self.log_noise.expand_as(mean)], dim=1)
 
 
-def choose(kind: str | LogLikelihood | None, noise: Noise, outputs: Tensor, targets: Tensor) -> LogLikelihood:
+def choose(kind: str | LogLikelihood, noise: Noise, outputs: Tensor, targets: Tensor) -> LogLikelihood:
     """The likelihood for these outputs and targets.
 
     Args:
-        kind: one of `KINDS`, a function (outputs, targets) -> (n,), or None: categorical for integer targets, gaussian
-            for others.
+        kind: what `onebasin.predict.targets.kind_of_targets` says of all targets, or a function (outputs, targets) ->
+            (n,).
         noise: for gaussian: the standard deviation, or "learned" where the model gives it.
         outputs: what the model gives for some examples.
         targets: the targets of these examples.
     """
     if callable(kind):
         return _checked(kind, outputs, targets)
-    if kind is None:
-        kind = "gaussian" if targets.is_floating_point() else "categorical"
-    if kind not in KINDS:
-        raise InputError(f"expected a likelihood out of {', '.join(KINDS)} or a function, found {kind!r}: choose one")
-    if noise is not None and kind != "gaussian":
-        raise InputError(f"noise={noise!r} is for a gaussian likelihood, found {kind}: leave noise out")
     if kind == "categorical":
         _check_classes(outputs, targets)
         return categorical
@@ -145,8 +138,14 @@ def _check_classes(outputs: Tensor, targets: Tensor) -> None:
     if outputs.dim() < 2 or targets.is_floating_point() or tuple(targets.shape) != expected:
         raise InputError(
             f"expected outputs (examples, classes, ...) and class numbers {expected}, found outputs "
-            f"{tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}: give integer targets, or "
-            'choose likelihood="gaussian" or "bernoulli"'
+            f"{tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}: give whole-number targets "
+            '(targets.long()) in this shape, or choose likelihood="gaussian" or "bernoulli"'
+        )
+    if outputs.shape[1] < 2:
+        raise InputError(
+            f"expected at least 2 classes on axis 1 of the outputs, found outputs {tuple(outputs.shape)} for "
+            f'{targets.dtype} targets, which are class numbers unless the likelihood is named: choose "bernoulli" for '
+            '0 and 1 with one logit, "gaussian" with noise= for values'
         )
 
 

@@ -30,6 +30,7 @@ from onebasin.norms import frozen_norms
 from onebasin.predict.batches import batches, check_targets, moved
 from onebasin.predict.forward import Bound, one_tensor
 from onebasin.predict.losses import check_class_numbers
+from onebasin.predict.targets import kind_of_targets
 from onebasin.state import State, state_of
 
 Data = tuple[Inputs, Tensor] | None
@@ -189,6 +190,8 @@ def _likelihood(
                 f"expected batch norm with running statistics, found {name!r} without: its outputs depend on who else "
                 "is in the batch, so that weights alone have no density; use track_running_stats=True"
             )
+    if not callable(kind):
+        kind = kind_of_targets(targets, kind, noise)
     chosen = choose(kind, noise, outputs, targets[rows].to(outputs.device))
     if chosen is categorical:
         check_class_numbers(targets, outputs.shape[1])

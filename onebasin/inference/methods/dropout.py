@@ -111,7 +111,7 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
     for place in places:
         _weight(target.layout, place)
     prove(model, places, call, generator(0, "dropout", "proof"))
-    stage = training_stage(trained, cast(TrainingOptions, options))
+    stage = training_stage(trained, cast(TrainingOptions, options), optimum=True)
     kernel = Dropout(target, target.outputs, tuple(places))
     return Plan((stage, Stage("dropout", kernel, 0)), count(options.get("draws", 10), "draws"), (0,))
 

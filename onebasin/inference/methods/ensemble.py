@@ -60,8 +60,14 @@ def count(value: int, what: str, least: int = 1) -> int:
     return value
 
 
-def training_stage(target: Target, options: TrainingOptions, name: str = "training") -> Stage:
-    """The stage that trains every chain, with Adam for 100 epochs on batches of 100 unless told otherwise."""
+def training_stage(target: Target, options: TrainingOptions, *, optimum: bool = False) -> Stage:
+    """The stage that trains every chain, with Adam for 100 epochs on batches of 100 unless told otherwise.
+
+    Args:
+        target: the posterior.
+        options: those that were given.
+        optimum: whether the result depends on where training ends; not where chains only start there.
+    """
     batches = Minibatches(target.examples, options.get("batch", 100))
     optimiser = Optimiser(
         options.get("optimiser", "adam"),
@@ -72,13 +78,13 @@ def training_stage(target: Target, options: TrainingOptions, name: str = "traini
         compile=target.compile,
     )
     steps = count(options.get("epochs", 100), "epochs", 0) * batches.per_epoch
-    return Stage(name, Training(target, optimiser, batches), steps)
+    return Stage("training", Training(target, optimiser, batches), steps, optimum)
 
 
 def build(target: Target, **options: Unpack[Options]) -> Plan:
     """Plan an ensemble."""
     draws = count(options.get("draws", 1), "draws")
-    stage = training_stage(target, cast(TrainingOptions, options))
+    stage = training_stage(target, cast(TrainingOptions, options), optimum=True)
     kernel = cast(Training, stage.kernel)
     per_epoch = kernel.minibatches.per_epoch
     if draws == 1:
@@ -90,7 +96,7 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
                 "at zero there: use snapshots=True, or schedule='constant'"
             )
         every = count(options.get("every", 1), "every") * per_epoch
-        return Plan((Stage(stage.name, kernel, max(0, stage.steps - every)),), draws, (every,))
+        return Plan((Stage(stage.name, kernel, max(0, stage.steps - every), optimum=True),), draws, (every,))
     cycle = max(1, stage.steps // draws)
     chosen = kernel.optimiser
     optimiser = replace(chosen, schedule="cyclical", cycle=cycle)

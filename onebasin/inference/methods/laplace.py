@@ -214,5 +214,5 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
         options.get("prior_precision"),
         options.get("temperature", 1.0),
     )
-    train = training_stage(target, cast(TrainingOptions, options))
+    train = training_stage(target, cast(TrainingOptions, options), optimum=True)
     return Plan((train, Stage("laplace", kernel, 0)), count(options.get("draws", 100), "draws"), (0,))

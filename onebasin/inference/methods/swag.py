@@ -160,7 +160,7 @@ def with_statistics(target: Target, position: Tensor, rest: State) -> State:
 
 def build(target: Target, **options: Unpack[Options]) -> Plan:
     """Plan SWAG: training, then 40 networks, one per epoch, unless told otherwise."""
-    stage = training_stage(target, cast(TrainingOptions, options))
+    stage = training_stage(target, cast(TrainingOptions, options), optimum=True)
     batches = cast(Training, stage.kernel).minibatches
     decay, momentum = options.get("decay", 0.0), options.get("momentum", 0.9)
     walk = options.get("walk", options.get("optimiser", "adam"))

@@ -162,6 +162,12 @@ class Training:
         after, good = self.optimiser.update(state, found.gradient, moment, scale)
         return after._replace(rest=found.rest), {"loss": found.potential * scale, "divergent": ~good}
 
+    def ending(self, state: Trained) -> Info:
+        """Loss U / N and the norm of its gradient on the whole data, in evaluation mode."""
+        found, scale = self.target(state.position, state.rest), 1 / max(1, self.target.examples)
+        norm = torch.linalg.vector_norm(found.gradient, dim=1, dtype=torch.float64)
+        return {"final_loss": found.potential * scale, "gradient_norm": norm * scale}
+
     def draw(self, state: Trained, streams: Streams) -> Networks:
         """The weights as they are, with the log density in evaluation mode."""
         return Networks(state.position, state.rest, self.target.log_density(state.position, state.rest))

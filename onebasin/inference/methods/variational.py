@@ -123,6 +123,10 @@ class Variational:
         after = Fit(mean, log_std.clamp(min=math.log(_LEAST)), self._rest(found.rest), moved.first, moved.second)
         return after, {"loss": loss, "kl": kl, "divergent": ~good}
 
+    def ending(self, state: Fit) -> Info:
+        """The norm of the gradient along mean and log std, averaged over the last ten steps or so, as Adam does."""
+        return {"gradient_norm": torch.linalg.vector_norm(state.first, dim=1, dtype=torch.float64)}
+
     def gradient(self, state: Fit, noise: Tensor, rows: Tensor | None, seed: int = 0) -> tuple[Tensor, Evaluation]:
         """The slope (chains, 2 D) of the loss along mean and log std, with noise (chains, samples, D).
 
@@ -181,4 +185,6 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
         target, optimiser, batches, options.get("init_std", 0.05), options.get("kl_weight", 1.0), samples
     )
     steps = count(options.get("epochs", 100), "epochs") * batches.per_epoch
-    return Plan((Stage("variational", kernel, steps),), count(options.get("draws", 10), "draws"), (0,), samples)
+    return Plan(
+        (Stage("variational", kernel, steps, optimum=True),), count(options.get("draws", 10), "draws"), (0,), samples
+    )

@@ -28,6 +28,8 @@ from onebasin.state import Spec, State
 RUN = "run"
 _COUNTERS = ("stage", "step", "draw")
 _MOST = 1 << 53  # of a counter
+_LOSSES, _ENDED = "training/losses", "training/ended/"  # in checkpoints, beside the kernel's State
+ENDED = ("final_loss", "gradient_norm", "loss_fall", "loss_noise")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +41,16 @@ class Place:
         step: steps of that stage that are done.
         draw: draws that are done.
         state: the kernel's State.
+        losses: of the end of a training that is to be judged, see `onebasin.inference.convergence.Tail`.
+        ended: what is known of such a training that has ended, name -> float64 (chains,).
     """
 
     stage: int
     step: int
     draw: int
     state: Any
+    losses: Tensor | None = None
+    ended: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -142,12 +148,16 @@ class Disk:
             ) from error
         if draw > self.finished(unit):
             return None
-        return Place(stage, step, draw, state)
+        ended = {name: value for name in ENDED if (value := tensors.get(f"{_ENDED}{name}")) is not None}
+        return Place(stage, step, draw, state, tensors.get(_LOSSES), ended)
 
     def remember(self, unit: Unit, place: Place) -> None:
         """Replace the unit's checkpoint."""
         facts = {name: str(getattr(place, name)) for name in _COUNTERS}
-        write_tensors(self._state(unit), dict(leaves(place.state)), facts)
+        beside = {f"{_ENDED}{name}": value for name, value in place.ended.items()}
+        if place.losses is not None:
+            beside[_LOSSES] = place.losses
+        write_tensors(self._state(unit), {**dict(leaves(place.state)), **beside}, facts)
 
     def finished(self, unit: Unit) -> int:
         """Counted in the unit's shards."""
@@ -180,7 +190,17 @@ def info_path(path: Path, unit: str, sequence: int) -> Path:
 def join_info(parts: list[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Lay diagnostics (chains, steps) of several shards end to end."""
     told = [part for part in parts if part]  # a density that is fitted once has something to say only once
-    return {name: torch.cat([part[name] for part in told], dim=1) for name in (told[0] if told else {})}
+    return {name: torch.cat([_entry(part, name) for part in told], dim=1) for name in _names(told)}
+
+
+def _names(parts: list[Mapping[str, Tensor]]) -> list[str]:
+    """Every name in the order of its first use."""
+    return list(dict.fromkeys(name for part in parts for name in part))
+
+
+def _entry(part: Mapping[str, Tensor], name: str) -> Tensor:
+    """An entry (chains, steps), NaN where these steps have none: a training is judged once, before the first draw."""
+    return part[name] if name in part else torch.full_like(next(iter(part.values())), float("nan"))
 
 
 def read_info(path: Path) -> dict[str, Tensor]:
@@ -196,20 +216,21 @@ def read_info(path: Path) -> dict[str, Tensor]:
 
 def _checked_info(found: State, before: list[Mapping[str, Tensor]] | None, file: Path) -> State:
     """Refuse diagnostics that cannot be laid behind those before them."""
-    first = next((part for part in before or [] if part), found)
-    chains = {name: len(value) if value.dim() == 2 else None for name, value in found.items()}
-    if found and (None in chains.values() or chains != {name: len(value) for name, value in first.items()}):
+    shapes = {tuple(value.shape) if value.dim() == 2 else None for value in found.values()}
+    chains = {len(value) for part in [*(before or []), found] for value in part.values() if value.dim()}
+    if found and (None in shapes or len(shapes) > 1 or len(chains) > 1):
         raise StorageError(f"{file} holds other diagnostics than the run has: delete it to go on without them")
     return found
 
 
 def stack_info(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Put the diagnostics of units below each other, (chains, steps)."""
-    if not rows or not rows[0]:
+    rows = [row for row in rows if row]
+    if not rows:
         return {}
     steps = max(next(iter(row.values())).shape[1] for row in rows)
 
     def filled(value: Tensor) -> Tensor:
         return torch.nn.functional.pad(value, (0, steps - value.shape[1]), value=float("nan"))
 
-    return {name: torch.cat([filled(row[name]) for row in rows]) for name in rows[0]}
+    return {name: torch.cat([filled(_entry(row, name)) for row in rows]) for name in _names([*rows])}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from onebasin.inference.convergence import Tail
 from onebasin.inference.density.layout import Layout
 from onebasin.inference.kernel import Info, Moment, Networks, Plan
 from onebasin.inference.runs.checkpoint import leaves
@@ -90,15 +91,22 @@ class UnitRun:
         stages = self.plan.stages
         while True:
             stage = stages[place.stage]
+            tail = Tail.of(stage) if stage.optimum and stage.steps and not place.draw else None
             while place.step < stage.steps and not place.draw:
-                place, _ = self._block(unit, place, min(BLOCK, stage.steps - place.step))
+                place, infos = self._block(unit, place, min(BLOCK, stage.steps - place.step))
+                if tail is not None:
+                    losses = tail.added(place.losses, place.step - len(infos), infos)
+                    place = replace(place, losses=losses)
                 self._checkpoint(unit, place, journal)
+            if tail is not None and place.losses is not None:
+                ended = {**tail.trend(place.losses), **stage.kernel.ending(place.state)}
+                place = replace(place, losses=None, ended=ended)
             if place.stage + 1 == len(stages):
                 return place
             ended = stage.kernel.draw(place.state, self._streams(unit, place.stage, "end"))
             following = stages[place.stage + 1].kernel
             state = following.init(ended, self._streams(unit, place.stage + 1, "init"))
-            place = Place(place.stage + 1, 0, 0, state)
+            place = Place(place.stage + 1, 0, 0, state, ended=place.ended)
             self._checkpoint(unit, place, journal)
 
     def _draws(self, unit: Unit, place: Place, journal: Journal) -> Place:
@@ -128,9 +136,10 @@ class UnitRun:
         return place
 
     def _fit_info(self, place: Place) -> list[Info]:
-        """What a kernel that fits a density has to say about the fit, once."""
+        """What is known of the training, and what a kernel that fits a density has to say about the fit, once."""
         tell = getattr(self.plan.stages[-1].kernel, "summary", None)
-        return [] if tell is None or place.draw else [tell(place.state)]
+        found = {} if place.draw else {**place.ended, **({} if tell is None else tell(place.state))}
+        return [found] if found else []
 
     def _block(self, unit: Unit, place: Place, steps: int) -> tuple[Place, list[Info]]:
         """A few steps with one set of streams, named after the stage and the number of its first step."""

@@ -73,6 +73,7 @@ class Pending:
         density = torch.stack([one.log_density[keep] for one in networks], dim=1).flatten()
         tensors = {name: value.cpu() for name, value in self.layout.networks(position, rest).items()}
         chain = torch.tensor(list(self.unit.keep)).repeat_interleave(len(networks))
-        names = infos[0] if infos else {}
-        info = {name: torch.stack([one[name].double()[keep] for one in infos], dim=1).cpu() for name in names}
+        names = dict.fromkeys(name for one in infos for name in one)
+        none = torch.full_like(networks[0].log_density, float("nan"))
+        info = {name: torch.stack([one.get(name, none).double()[keep] for one in infos], dim=1).cpu() for name in names}
         return Written(tensors, chain, density.cpu(), info)

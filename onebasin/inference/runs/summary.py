@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onebasin.inference.convergence import unfinished, unfinished_sentence
 from onebasin.metrics import ebfmi
 
 _LOST = 0.5  # a chain that diverges in more than this share of its steps gets nowhere either
@@ -18,7 +19,8 @@ def summary(info: Mapping[str, Tensor]) -> dict[str, Any]:
     """JSON-able numbers from Info (chains, steps) after warm-up.
 
     Every entry becomes its mean per chain. For HMC also `exp_energy_change`, the mean of exp(-dH), which is 1 for a
-    correct sampler, `ebfmi`, and the chains that are stuck.
+    correct sampler, `ebfmi`, and the chains that are stuck. For trainings `still_falling`, the chains whose loss had
+    not settled (`onebasin.inference.convergence`), and `notes`, sentences for people.
     """
     found: dict[str, Any] = {
         name: [float(row) for row in value.nanmean(dim=1)]
@@ -37,4 +39,8 @@ def summary(info: Mapping[str, Tensor]) -> dict[str, Any]:
         found["stuck"] = sorted({*found["stuck"], *slow})
     if "energy" in info and info["energy"].shape[1] >= 4:
         found["ebfmi"] = [float(row) for row in ebfmi(info["energy"])]
+    if "loss_fall" in info:
+        fall = found["loss_fall"]
+        found["still_falling"] = chains = unfinished(fall, found["loss_noise"])
+        found["notes"] = [unfinished_sentence(chains, fall)] if chains else []
     return found
