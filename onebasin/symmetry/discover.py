@@ -99,6 +99,7 @@ def analyse(
     systems = exponents.equations(weave, blocks, fusions)
     found = assemble.spaces(weave, blocks, parents, systems)
     rigid, unexplained = _report(weave)
+    unexplained += assemble.missed(weave, blocks, parents, systems)
     rigid += tuple(
         (name, axis, "it is a constant") for name, tensor in constants.items() for axis in range(tensor.dim())
     )

@@ -273,6 +273,8 @@ class _Bench:
                 continue
             for redraw in (self._from_zero, self._in_range, self._shuffled):
                 leaves[place] = redraw(leaf)
+                if torch.equal(leaves[place], leaf):
+                    continue
                 with contextlib.suppress(Exception):
                     if _finite(self._outputs(tree_unflatten(leaves, rebuild))):
                         break
