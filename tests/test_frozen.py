@@ -18,8 +18,8 @@ from .models import BATTERY, Case
 from .models.oracle import double
 
 NAMES = (
-    "mlp_relu", "mlp_tanh", "residual_mlp_prenorm", "weight_norm_relu", "tied_autoencoder_tanh", "grouped", "densenet_bn",
-    "squeeze_excite", "lstm", "decoder_rope_gqa", "normaliser",
+    "mlp_relu", "mlp_tanh", "residual_mlp_prenorm", "weight_norm_relu", "tied_autoencoder_tanh", "grouped",
+    "densenet_bn", "squeeze_excite", "lstm", "decoder_rope_gqa", "normaliser",
 )  # fmt: skip
 CASES = [pytest.param(case, id=case.name) for case in BATTERY if case.name in NAMES]
 State = dict[str, Tensor]

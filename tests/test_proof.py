@@ -1,8 +1,11 @@
 """What a proof looks at: training mode, every freedom, fresh integers; and what is named when it cannot look."""
 
 import functools
+import inspect
 import itertools
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -433,3 +436,26 @@ def test_scales_per_member_and_unit_are_said_to_be_missed() -> None:
     factor = numbers(3, 5, seed=4).double().exp()  # by hand: what the sentence claims is true
     moved = {**state, "s0": state["s0"] * factor, "b0": state["b0"] * factor, "r1": state["r1"] / factor}
     torch.testing.assert_close(torch.func.functional_call(model, moved, (x,)), model(x))
+
+
+# ------------------------------------------------------------------ the command line
+
+
+@pytest.mark.usefixtures("restored_imports")
+def test_the_command_line_asks_for_training_and_constants(
+    tmp_path: Path, run: Callable[..., tuple[int, str, str]]
+) -> None:
+    text = "import torch\nfrom torch import nn\n" + inspect.getsource(Mimo).replace("Tensor", "torch.Tensor")
+    (tmp_path / "mimo.py").write_text(text)
+    given = ("discover", f"{tmp_path / 'mimo.py'}:Mimo", "--input", "4x3", "--json")
+
+    def found(*options: str) -> ob.Symmetry:
+        code, out, err = run(*given, *options)
+        assert code == 0, err
+        return ob.Symmetry.from_json(out)
+
+    assert len(found("--evaluation-only").spaces) == 3
+    assert len(found("--training-input", "4x3x3").spaces) == 1
+    assert set(found("--frozen", "first").frozen) == {"first.weight", "first.bias"}
+    code, _, err = run(*given, "--evaluation-only", "--training-input", "4x3x3")
+    assert code != 0 and "give one of them" in err
