@@ -9,7 +9,7 @@ from onebasin.calling import global_seed
 from onebasin.cli.load import load
 from onebasin.cli.networks import example, example_options
 from onebasin.cli.options import debug, progress
-from onebasin.errors import DiskError, SymmetryError
+from onebasin.errors import DiskError, InputError, SymmetryError
 from onebasin.population import Population
 from onebasin.state import as_spec, check_state
 from onebasin.symmetry import discover as find
@@ -28,6 +28,25 @@ from onebasin.symmetry import verify
     show_default=True,
     help="Seed of weights, inputs, proof.",
 )
+@click.option(
+    "--frozen",
+    multiple=True,
+    metavar="NAME",
+    help="Parameter, or module for all of its own, that is a constant. Repeat it for several. Default: those that "
+    "require no gradient.",
+)
+@click.option(
+    "--training-input",
+    "training_texts",
+    multiple=True,
+    metavar="INPUT",
+    help="Input of a call in training mode, where it differs from --input. Repeat it for several.",
+)
+@click.option(
+    "--evaluation-only",
+    is_flag=True,
+    help="Do not try training mode: the symmetries of evaluation may be more than those of what was trained.",
+)
 @click.option("--verify", "prove", is_flag=True, help="Also print the proof, one row per space and freedom.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of the table, and nothing else.")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="Write the JSON to this file.")
@@ -39,6 +58,9 @@ def discover(
     vocabulary: int | None,
     weights: Path | None,
     seed: int,
+    frozen: tuple[str, ...],
+    training_texts: tuple[str, ...],
+    evaluation_only: bool,
     prove: bool,
     as_json: bool,
     output: Path | None,
@@ -53,14 +75,19 @@ def discover(
       onebasin discover examples/digits_cnn.py:digits_cnn --input 4x1x8x8 --verify
       onebasin discover my_package.models:tagger --input ids:2x16 --json
     """  # noqa: D301 - click reads the backspace: keep these lines apart
+    if evaluation_only and training_texts:
+        raise InputError("--evaluation-only and --training-input contradict each other: give one of them.")
     with global_seed(seed):
         loaded = load(reference)
         inputs = example(loaded, texts, vocabulary, seed)
+        training = False if evaluation_only else None
+        if training_texts:
+            training = example(loaded, training_texts, vocabulary, seed)
     if weights is not None:
         _load_weights(loaded.model, weights)
     with progress(f"discovering the symmetries of {reference} ..."):
-        symmetry = find(loaded.model, inputs, seed=seed)
-        proof = verify(loaded.model, symmetry, inputs) if prove else None
+        symmetry = find(loaded.model, inputs, training=training, frozen=frozen or None, seed=seed)
+        proof = verify(loaded.model, symmetry, inputs, training=training) if prove else None
     if output is not None:
         _write(output, symmetry.to_json())
     click.echo(symmetry.to_json() if as_json else str(symmetry))

@@ -10,7 +10,7 @@ from onebasin.symmetry.axes import Atom, atoms
 from onebasin.symmetry.blocks import Blocks, Direction, Leaf, Strip
 from onebasin.symmetry.exact import rank
 from onebasin.symmetry.exponents import Systems
-from onebasin.symmetry.fibres import Parents, home
+from onebasin.symmetry.fibres import Parents, forbidden, home
 from onebasin.symmetry.space import Grid, Leg, Space
 from onebasin.symmetry.weave import Value, Weave
 
@@ -71,6 +71,42 @@ def _solve(draft: Draft, weave: Weave, laid: dict[int, Blocks], systems: Systems
             touches = any(vector[:front])
             draft.kinds.append(f"norm-{kind}" if touches else kind)
             draft.vectors.append(vector)
+
+
+def missed(weave: Weave, blocks: dict[Value, Blocks], parents: Parents, systems: Systems) -> tuple[str, ...]:
+    """Sentences about factors that could differ along another axis, where a space has only ones that are equal there.
+
+    In a BatchEnsemble each member may scale each unit by itself. A factor per pair (unit of an atom, index of another)
+    is one that touches only blocks that hold both: the atom's own equations, with all else set to 0, tell if there are
+    any. They are not searched for further.
+    """
+    laid = {blocks[value].number: blocks[value] for value in weave.values}
+    states = {blocks[value].number: blocks[value] for value in weave.states.values()}
+    hidden = {atom for term in weave.hidden for atom in atoms(term)}
+    found: list[tuple[Atom, Atom, str, dict[str, None]]] = []
+    for atom, draft in _drafts(weave, states, parents).items():
+        if atom in hidden or atom.size < 2:
+            continue
+        columns = [leaf for leaf, _ in draft.leaves]
+        beside = {other.atom for leaf in columns for other, _ in laid[leaf.value].leaves(leaf.block)}
+        # Two atoms that are in all these blocks both tell the same: one of them is asked.
+        others = [o for o in beside if o.size > 1 and o.serial > atom.serial and o not in draft.parents]
+        for kind in ("scale", "sign"):
+            system = systems[kind].get(atom)
+            if not others or system is None or not system.solutions(columns):
+                continue
+            for other in sorted(others, key=lambda o: o.serial):
+                alone = [leaf for leaf in system if home(laid[leaf.value], leaf.block, leaf, other) is None]
+                for vector in system.solutions(columns, zero=alone)[:1]:
+                    held = [leaf for leaf, power in zip(columns, vector, strict=True) if power]
+                    found.append((atom, other, kind, {laid[leaf.value].value.state_name: None for leaf in held}))
+    apart = set(forbidden(weave, blocks, sums=False)) if found else set()
+    return tuple(
+        f"{', '.join(names)}: a {kind} for each of {atom.size} x {other.size} pairs of units would keep the function, "
+        "of which only those are found that are equal along one of the two axes"
+        for atom, other, kind, names in found
+        if (atom, other) not in apart and (other, atom) not in apart and atom not in parents.get(other, ())
+    )
 
 
 def _drop_inherited(drafts: dict[Atom, Draft], laid: dict[int, Blocks]) -> None:

@@ -208,6 +208,7 @@ def _analysed(graph: Graph, shapes: dict[str, tuple[int, ...]], constants: Mappi
     systems = exponents.equations(weave, blocks, fusions)
     found = assemble.spaces(weave, blocks, parents, systems)
     rigid, unexplained = _report(weave)
+    unexplained += assemble.missed(weave, blocks, parents, systems)
     rigid += tuple(
         (name, axis, "it is a constant") for name, tensor in constants.items() for axis in range(tensor.dim())
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Generic, TypeVar
 
@@ -56,23 +56,29 @@ class System(Generic[Key]):
             if right in self._zero:
                 self._zero.add(left)
 
-    def solutions(self, columns: Sequence[Key]) -> list[list[int]]:
+    def __iter__(self) -> Iterator[Key]:
+        """The unknowns."""
+        return iter(list(self._parent))
+
+    def solutions(self, columns: Sequence[Key], zero: Iterable[Key] = ()) -> list[list[int]]:
         """A reduced basis of the solutions as seen on `columns` (what other unknowns do is projected away).
+
+        Unknowns in `zero` are 0 as well.
 
         Each basis vector is integer and primitive; it has a leading column in which all others are 0, earlier columns
         first.
         """
-        zero = {self._find(key) for key in self._zero}
+        roots_of_zero = {self._find(key) for key in (*self._zero, *zero)}
         rows = []
         for row in self._rows:
             merged: Row[Key] = {}
             for key, coefficient in row.items():
                 root = self._find(key)
-                if root not in zero:
+                if root not in roots_of_zero:
                     merged[root] = self._reduce(merged.get(root, Fraction(0)) + coefficient)
             rows.append({key: coefficient for key, coefficient in merged.items() if coefficient})
         roots = {key: self._find(key) for key in columns}
-        seen = dict.fromkeys(root for root in roots.values() if root not in zero)
+        seen = dict.fromkeys(root for root in roots.values() if root not in roots_of_zero)
         basis = self._null_space(rows, list(seen))
         dense = [[vector.get(roots[key], Fraction(0)) for key in columns] for vector in basis]
         return [_primitive(vector, self.modulus) for vector in self.echelon(dense)]

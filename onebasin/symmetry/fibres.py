@@ -37,7 +37,7 @@ def parents(weave: Weave, blocks: dict[Value, Blocks]) -> Parents:
             for leaf, candidates in _candidates(laid, block):
                 known = found.get(leaf.atom)
                 found[leaf.atom] = set(candidates) if known is None else known & candidates
-    for child, parent in _forbidden(weave, blocks):
+    for child, parent in forbidden(weave, blocks):
         found[child].discard(parent)
     return {atom: frozenset(others) for atom, others in found.items()}
 
@@ -58,8 +58,11 @@ def _candidates(laid: Blocks, block: tuple[int, ...]) -> Iterator[tuple[Leaf, se
         )
 
 
-def _forbidden(weave: Weave, blocks: dict[Value, Blocks]) -> Iterator[tuple[Atom, Atom]]:
-    """Pairs (child, parent): the parent is summed over but the child survives, or two indices claim to be it."""
+def forbidden(weave: Weave, blocks: dict[Value, Blocks], *, sums: bool = True) -> Iterator[tuple[Atom, Atom]]:
+    """Pairs (child, parent): the parent is summed over but the child survives, or two indices claim to be it.
+
+    Without `sums` only the latter: a factor per pair may be summed over, since the equations see to it that it cancels.
+    """
     for relation in weave.relations:
         if not isinstance(relation, Relation):
             continue
@@ -74,7 +77,7 @@ def _forbidden(weave: Weave, blocks: dict[Value, Blocks]) -> Iterator[tuple[Atom
                         assert place is not None
                         label = labels[place[0]]
                         same = homes.setdefault((own, leaf.step, leaf.atom, parent), label)
-                        if same != label or (label not in relation.labels and own in relation.labels):
+                        if same != label or (sums and label not in relation.labels and own in relation.labels):
                             yield leaf.atom, parent
 
 

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 
 from onebasin.symmetry.act import labels
 from onebasin.symmetry.exact import sparse_rank
+from onebasin.symmetry.space import Grid, Leg
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from onebasin.symmetry.group import Symmetry
-    from onebasin.symmetry.space import Grid, Leg
 
 Dim = tuple[int, bytes]  # an axis, and the number of the unit at each of its positions
-Foot = tuple[int, Leg, tuple[Dim, ...]] if TYPE_CHECKING else tuple
+Foot = tuple[int, Leg, tuple[Dim, ...]]  # a leg in a region: its space, the leg, where each of its indices stands
 
 
 def independent(symmetry: Symmetry, kind: str) -> int:
