@@ -1,7 +1,8 @@
 """Discovery over the battery: what is found against what was worked out by hand, the error of the proof, the cost.
 
 One row per model. The export is what torch.export itself takes (tracing, without its own decomposition step); analysis
-and proof (at the example and at others made out of it) are ours. Target: analysis + proof <= 1.5 x export + 1 s; the last line counts decomposition as ours, too.
+and proof (at the example and at others made out of it) are ours. Target: analysis + proof <= 1.5 x export + 1 s; the
+last line counts decomposition as ours, too.
 
     python -m benchmarks.discovery [--only NAME ...] [--repeats N]
 """
