@@ -53,8 +53,10 @@ def _kept(module: nn.Module) -> Kept:
         if not isinstance(value, Tensor | dict | list | tuple) or name in REGISTRIES:
             continue
         if name == "_buffers":
-            value = [value[key] for key in module._non_persistent_buffers_set if key in value]
-        if held := _tensors_in(value):
+            held = _tensors_in([module._buffers.get(key) for key in module._non_persistent_buffers_set])
+        else:
+            held = _tensors_in(value)
+        if held:
             found[name] = held
     return found
 

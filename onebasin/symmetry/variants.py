@@ -47,15 +47,15 @@ def variants(model: nn.Module, inputs: Inputs) -> Variants:
     wide = call.resized({}, [group for group in _groups(call.axes) if call.axes[group[0]] == 1])
     doubts = list(call.stuck(wide))
     sizes = call.resized(wide, [group for group in _groups(call.axes) if call.axes[group[0]] > 1])
-    others = [call.at(sizes)] if sizes else []
+    others = [call.at(sizes or wide)] if sizes or wide else []
     for number, value in enumerate(call.leaves):
         if isinstance(value, int | float):
             found, ran = call.renumbered(number)
             others += found
             if not ran:
                 doubts.append(
-                    f"input {call.name(number)} is the number {value!r}, and the model does not run at other values that "
-                    "were tried: what they would show is not proved; give further examples as also=[...]"
+                    f"input {call.name(number)} is the number {value!r}, and the model does not run at other values "
+                    "that were tried: what they would show is not proved; give further examples as also=[...]"
                 )
     return Variants(call.at(wide) if wide else None, tuple(others), tuple(doubts))
 
