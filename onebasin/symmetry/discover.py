@@ -45,7 +45,7 @@ PARTNERS = {
 }  # fmt: skip
 # The proof at examples of our own: the given one is proved with more elements.
 BRIEFLY: dict[str, Any] = {
-    "draws": 1,
+    "brief": True,
     "reason": "it holds for the example given, but not for the same call with other sizes or numbers",
 }
 # Of their operand only the shape matters: it is filled with random numbers.

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.calling import Inputs, attributes_kept, call_arguments, evaluation_mode
+from onebasin.calling import HOOKS, Inputs, attributes_kept, call_arguments, evaluation_mode
 
 Kept = dict[str, list[Tensor]]  # the tensors in each attribute of a module
+REGISTRIES = HOOKS | {"_parameters", "_modules"}
 
 
 @contextlib.contextmanager
@@ -31,7 +32,7 @@ def nothing_remembered(model: nn.Module, inputs: Inputs) -> Iterator[tuple[str, 
     with attributes_kept(model):
         found: dict[str, list[str]] = {}
         for path, module in model.named_modules():
-            if type(module).train is not nn.Module.train and (names := _set_by_train(model, module)):
+            if type(module).train is not nn.Module.train and (names := _set_by_train(module)):
                 found[path] = names
                 vars(module)["forward"] = _refreshed(module)
         _clear(model, inputs)
@@ -49,11 +50,13 @@ def _kept(module: nn.Module) -> Kept:
     """The tensors that a module holds outside of its state dict, by attribute."""
     found: Kept = {}
     for name, value in vars(module).items():
-        if name == "_buffers":
-            value = [value[key] for key in module._non_persistent_buffers_set if key in value]
-        elif name in ("_parameters", "_modules"):
+        if not isinstance(value, Tensor | dict | list | tuple) or name in REGISTRIES:
             continue
-        if held := _tensors_in(value):
+        if name == "_buffers":
+            held = _tensors_in([module._buffers.get(key) for key in module._non_persistent_buffers_set])
+        else:
+            held = _tensors_in(value)
+        if held:
             found[name] = held
     return found
 
@@ -87,27 +90,34 @@ def _dense(state: Mapping[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def _set_by_train(model: nn.Module, module: nn.Module) -> list[str]:
-    """Attributes that `train(False)` of a module computes from weights; [] if it also changes weights."""
-    weights = [(tensor, tensor.detach().clone()) for tensor in _dense(model.state_dict()).values()]
-    seen = []
-    with attributes_kept(model), torch.no_grad():
+def _set_by_train(module: nn.Module) -> list[str]:
+    """Attributes that `train(False)` of a module computes from its weights; [] if it also changes weights."""
+    tensors = list(_dense(module.state_dict()).values())
+    weights = [tensor.detach().clone() for tensor in tensors]
+    before = _kept(module)
+    with attributes_kept(module), torch.no_grad():
         try:
-            for _ in range(2):
-                given = [tensor.clone() for tensor, _ in weights]
-                module.train(True)
-                module.train(False)
-                if not all(torch.equal(tensor, before) for (tensor, _), before in zip(weights, given, strict=True)):
-                    return []
-                seen.append(_copied(_kept(module)))
-                for tensor, _ in weights:
-                    tensor.mul_(1.1).add_(0.01)
+            own = _after_train(module)
+            same = {name: list(map(id, held)) for name, held in own.items()} == {
+                name: list(map(id, held)) for name, held in before.items()
+            }
+            if same or not all(map(torch.equal, tensors, weights)):
+                return []
+            own = _copied(own)
+            for tensor in tensors:
+                tensor.mul_(1.1).add_(0.01)
+            return _differing(own, _after_train(module))
         except Exception:  # it may want what only its trainer has
             return []
         finally:
-            for tensor, value in weights:
+            for tensor, value in zip(tensors, weights, strict=True):
                 tensor.copy_(value)
-    return _differing(*seen)
+
+
+def _after_train(module: nn.Module) -> Kept:
+    module.train(True)
+    module.train(False)
+    return _kept(module)
 
 
 def _refreshed(module: nn.Module) -> Callable[..., Any]:

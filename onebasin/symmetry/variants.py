@@ -44,19 +44,18 @@ class Variants:
 def variants(model: nn.Module, inputs: Inputs) -> Variants:
     """Make further examples of a call that are known to run: one with other sizes, one per other value of a number."""
     call = _Call(model, inputs)
-    wide = call.resized({}, [_grouped for _grouped in _groups(call.axes) if call.axes[_grouped[0]] == 1])
+    wide = call.resized({}, [group for group in _groups(call.axes) if call.axes[group[0]] == 1])
     doubts = list(call.stuck(wide))
-    sizes = call.resized(wide, [_grouped for _grouped in _groups(call.axes) if call.axes[_grouped[0]] > 1])
-    others = [call.at(sizes)] if sizes else []
+    sizes = call.resized(wide, [group for group in _groups(call.axes) if call.axes[group[0]] > 1])
+    others = [call.at(sizes or wide)] if sizes or wide else []
     for number, value in enumerate(call.leaves):
         if isinstance(value, int | float):
-            found = list(call.renumbered(number))
+            found, ran = call.renumbered(number)
             others += found
-            if not found:
+            if not ran:
                 doubts.append(
-                    f"input {call.name(number)} is the number {value!r}, and the model gives no comparable result for "
-                    "other values that were tried: what others would show is not proved; give further examples as "
-                    "also=[...]"
+                    f"input {call.name(number)} is the number {value!r}, and the model does not run at other values "
+                    "that were tried: what they would show is not proved; give further examples as also=[...]"
                 )
     return Variants(call.at(wide) if wide else None, tuple(others), tuple(doubts))
 
@@ -182,8 +181,8 @@ class _Call:
                     "example, or further ones as also=[...]"
                 )
 
-    def renumbered(self, number: int) -> Iterator[Inputs]:
-        """Calls with other values of a Python number that give results of the same form."""
+    def renumbered(self, number: int) -> tuple[list[Inputs], bool]:
+        """Calls with other values of a Python number that give results of the same form, and whether any ran at all."""
         value = self.leaves[number]
         before = self.runs(self.given)
         if isinstance(value, bool):
@@ -194,11 +193,15 @@ class _Call:
             ]
         else:
             values = [1.7 * value + 0.3, 0.6 * value + 0.1]
+        found: list[Inputs] = []
+        ran = False
         for other in values:
-            leaves = [*self.leaves[:number], other, *self.leaves[number + 1 :]]
-            made: Inputs = tree_unflatten(leaves, self.form)
-            if _alike(before, self.runs(made)):
-                yield made
+            made: Inputs = tree_unflatten([*self.leaves[:number], other, *self.leaves[number + 1 :]], self.form)
+            result = self.runs(made)
+            ran = ran or result is not None
+            if _alike(before, result):
+                found.append(made)
+        return found, ran
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -134,7 +134,7 @@ def proven(
     training: Training = None,
     seed: int = 0,
     tolerance: float = TOLERANCE,
-    draws: int = DRAWS,
+    brief: bool = False,
     reason: str = "the proof by evaluation failed, so the analysis missed something (please report the model)",
 ) -> Symmetry:
     """The part of a symmetry that holds, in evaluation and in training mode: with the same `spaces` if all of it does.
@@ -142,13 +142,16 @@ def proven(
     Elements of the whole group are tried first: if they leave the function alone, so does each of their parts, save
     for cancellations of probability zero. Only if they fail is every space and freedom tried on its own, and what
     fails removed.
+
+    With `brief` one element is tried at one input, for further examples beside one that is proved in full; `reason`
+    says why a freedom was removed.
     """
     if not symmetry.spaces:
         return symmetry
-    bench = _Bench(model, symmetry, inputs, seed, training)
-    if bench.notes:
+    bench = _Bench(model, symmetry, inputs, seed, training, brief)
+    if bench.notes and not brief:
         symmetry = replace(symmetry, unexplained=(*symmetry.unexplained, *bench.notes))
-    if max(bench.errors(symmetry, draws=draws)) <= tolerance:
+    if max(bench.errors(symmetry, draws=1 if brief else DRAWS)) <= tolerance:
         return symmetry
     removed: tuple[dict[str, list[str]], dict[str, list[str]]] = ({}, {})
     for space in symmetry.spaces:
@@ -227,7 +230,15 @@ class _Experiment:
 class _Bench:
     """Generic weights and inputs, and the function's values there."""
 
-    def __init__(self, model: nn.Module, symmetry: Symmetry, inputs: Inputs, seed: int, training: Training) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        symmetry: Symmetry,
+        inputs: Inputs,
+        seed: int,
+        training: Training,
+        brief: bool = False,
+    ) -> None:
         self.model = model
         self.generator = torch.Generator().manual_seed(seed)
         self.notes: list[str] = []
@@ -242,7 +253,7 @@ class _Bench:
         given = _wide(call_arguments(inputs))
         fresh, values = self._fresh(given)
         self.experiments = [_Experiment(False, fresh, values)]
-        if fresh is not given:
+        if fresh is not given and not brief:
             self.experiments.append(_Experiment(False, given, self._outputs(given)))
         if not any(_finite(experiment.values) for experiment in self.experiments):
             raise SymmetryError(
