@@ -43,7 +43,7 @@ def parted(graph: Graph) -> dict[str, tuple[int, list[Range]]]:
         axes = {axis for axis, _, _ in spans}
         ends = [0] + [stop for _, _, stop in spans]
         if len(axes) == 1 and len(spans) > 1 and ends[:-1] == [start for _, start, _ in spans]:
-            (axis,) = axes
+            axis = axes.pop()
             if ends[-1] == twins[0].shape[axis] and len(twins[0].shape) > 1:
                 found[name] = axis, [(start, stop) for _, start, stop in spans]
     return found
