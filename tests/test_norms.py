@@ -636,3 +636,19 @@ def test_merge_says_what_was_not_measured(run: Run, folder: Path) -> None:
     for option in ("--statistics", "--recalibrate"):
         code, out, err = run(*words, "b.safetensors", option, "train.npz", "--force")
         assert (code, err) == (0, "") and "batch norms recalibrated" in out
+
+
+@pytest.mark.usefixtures("restored_imports")
+def test_prune_measures_what_it_writes(run: Run, folder: Path) -> None:
+    model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    posterior = fit(Population.open(folder / "networks"), model=model)
+    posterior.save(folder / "q.safetensors")
+    words = ("prune", "model.py:net", "q.safetensors", "--by", "magnitude", "-o")
+    code, _, err = run(*words, "a.safetensors")
+    assert code == 0 and err.startswith("warning: pruned means of this posterior use the averaged running statistics")
+    code, _, err = run(*words, "b.safetensors", "--statistics", "train.npz")
+    assert (code, err) == (0, "")
+    plain, fresh = (Population.open(folder / name).member(0) for name in ("a.safetensors", "b.safetensors"))
+    seen = torch.from_numpy(np.load(folder / "train.npz")["x"])
+    expected, _ = refreshed_one(model, plain, seen)
+    assert all(torch.allclose(fresh[key], expected[key]) for key in expected)
