@@ -19,6 +19,7 @@ from onebasin.cli.tables import short, swaps
 from onebasin.errors import InputError, SpecError
 from onebasin.population import Population
 from onebasin.population.durable import is_taken, make_folder, publish, real_path
+from onebasin.population.mapping import missing_shards
 from onebasin.population.store import MANIFEST
 from onebasin.symmetry.act import KINDS
 
@@ -113,7 +114,7 @@ def align(
     options |= _activations(known, data, options["by"], limit=limit, sources=options.pop("sources"))
     journal = journal_of(output)
     carried = _companions(companions, crowd, known, output)
-    if not journal.exists():
+    if not journal.exists() and not missing_shards(crowd, output):
         _refuse_taken(carried)
     make_folder(output.parent)
     if journal.exists():
