@@ -11,6 +11,7 @@ import os
 import pickle
 import struct
 import tarfile
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -136,11 +137,65 @@ def swollen_tensors(folder: Path) -> Iterator[Path]:
         "sparse": {"w": torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.long), torch.ones(1), (2**40,))},
         "conjugate": {"w": torch.ones(2, dtype=torch.complex64).conj()},
         "many axes": {"w": torch.zeros([1] * 90)},
+        "compressed rows": {"w": torch.sparse_compressed_tensor(*_EYE, layout=torch.sparse_csr, check_invariants=True)},
+        "nested": {"w": _nested(torch.strided)},
+        "jagged": {"w": _nested(torch.jagged)},
     }
     for name, content in made.items():
         path = folder / f"swollen-{name.replace(' ', '-')}.pt"
         torch.save(content, path)
         yield path
+
+
+_EYE = (torch.arange(4), torch.arange(3), torch.ones(3), (3, 3))
+
+
+def _nested(layout: torch.layout) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a prototype, says torch
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=layout)
+
+
+def side_bomb(path: Path, name: str, size: int) -> Path:
+    """A torch file one of whose small entries, beside pickle and tensors, is packed and unpacks to `size` bytes."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for entry, content in (
+            (DATA, b"\x80\x02}q\x00."),
+            ("version", b"3\n"),
+            ("byteorder", b"little"),
+            ("data/0", bytes(64)),
+        ):
+            if entry != name:
+                archive.writestr(zipfile.ZipInfo(f"archive/{entry}"), content)
+        with archive.open(f"archive/{name}", "w", force_zip64=True) as file:
+            zeros(file, size)
+    return path
+
+
+DATA = "data.pkl"
+SIDES = ("version", "byteorder", ".format_version", ".storage_alignment", ".data/serialization_id")
+
+
+def colliding_tuples(count: int) -> dict[str, bytes]:
+    """Pickles with tuples of one hash, as keys of dicts and sets of every making: hash(-1) is hash(-2)."""
+    ones = b"".join(b"(" + b"".join(b"J" + struct.pack("<i", -1 - (number >> bit & 1)) for bit in range(16)) + b"t%s"
+                    for number in range(count))  # fmt: skip
+    pairs = ones.replace(b"%s", b"N")
+    alone = ones.replace(b"%s", b"")
+    couples = b"".join(b"(" + piece + b"tNt" for piece in pairs.split(b"tN")[:-1])
+    return {
+        "dict": b"\x80\x02}(" + pairs + b"u.",
+        "one by one": b"\x80\x02}" + b"".join(piece + b"tNs" for piece in pairs.split(b"tN")[:-1]) + b".",
+        "set of a list": b"\x80\x02c__builtin__\nset\n](" + alone + b"e\x85R.",
+        "set": b"\x80\x04\x8f(" + alone + b"\x90.",
+        "ordered dict of a list": b"\x80\x02ccollections\nOrderedDict\n](" + couples + b"e\x85R.",
+        "named on the stack": b"\x80\x04\x8c\x08builtins\x8c\x03set\x93](" + alone + b"e\x85R.",
+    }
+
+
+def deep_key(depth: int) -> bytes:
+    """A pickle of a dict whose key is a tuple in a tuple in a tuple ..., whose hash is computed by recursion."""
+    return b"\x80\x02}()" + b"\x85" * depth + b"Nu."
 
 
 def colliding_keys(path: Path, count: int) -> Path:
@@ -165,6 +220,15 @@ def safetensors_file(path: Path, header: Any, body: bytes = b"", length: int | N
 def tensor(shape: list[int], start: int = 0, stop: int = 0, dtype: str = "F32") -> dict[str, Any]:
     """The entry of one tensor in a header."""
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+def many_tensors(path: Path, count: int, *, scalars: bool) -> Path:
+    """A file of so many tensors that hold nothing, or one number each."""
+    each = 4 if scalars else 0
+    header = {
+        f"w{number}": tensor([] if scalars else [0], each * number, each * (number + 1)) for number in range(count)
+    }
+    return safetensors_file(path, header, bytes(each * count))
 
 
 def bad_headers() -> dict[str, tuple[Any, bytes, int | None]]:
@@ -193,6 +257,9 @@ def bad_headers() -> dict[str, tuple[Any, bytes, int | None]]:
         "members of empty tensors": ({"__metadata__": empty, "w": tensor([2**40, 0])}, b"", None),
         "checksums that are a list": ({"__metadata__": {**empty, "checksums": "[1]"}, "w": short}, bytes(4), None),
         "checksums that are deep": ({"__metadata__": {**empty, "checksums": "[" * 10**5}, "w": short}, bytes(4), None),
+        "version of 5,000 digits": ({"__metadata__": {**empty, "version": "9" * 5000}, "w": short}, bytes(4), None),
+        "members of 5,000 digits": ({"__metadata__": {**empty, "members": "9" * 5000}, "w": short}, bytes(4), None),
+        "sequence of 5,000 digits": ({"__metadata__": {**empty, "sequence": "9" * 5000}, "w": short}, bytes(4), None),
         "a name that steers the terminal": ({"\x1b[2J": short}, bytes(4), None),
     }  # fmt: skip
 

@@ -15,7 +15,7 @@ from torch import nn
 from onebasin.assess import evaluate
 from onebasin.cli.evaluate import evaluate as verb
 from onebasin.cli.main import group
-from onebasin.data import digits
+from onebasin.data import load
 from onebasin.errors import InputError, ModelError, SpecError, StorageError
 from onebasin.examples import digits_mlp
 from onebasin.population import Population
@@ -153,7 +153,7 @@ def test_digits_need_no_file(run: Run, folder: Path) -> None:
     Population.from_models([model]).save(folder / "draws")
     code, out, err = run("onebasin.examples:digits_mlp", "draws", "digits", "--limit", 50, "--resamples", 20, "--json")
     assert (code, err) == (0, "")
-    inputs, targets = (part[:50] for part in digits())
+    inputs, targets = (part[:50] for part in load("digits").train)
     right = float((model(inputs).argmax(1) == targets).double().mean())
     assert json.loads(out)["inside"]["accuracy"]["value"] == pytest.approx(right)
 

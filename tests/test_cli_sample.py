@@ -16,7 +16,7 @@ from onebasin import Population
 from onebasin.cli import sample as sample_verb
 from onebasin.cli.options import Show
 from onebasin.cli.sample_report import diagnostics_table
-from onebasin.data import digits
+from onebasin.data import load
 from onebasin.errors import DiskError, InputError, ModelError, StorageError
 from onebasin.examples import digits_mlp
 from onebasin.inference.density.network import Density
@@ -80,7 +80,7 @@ def test_every_method_gives_draws_that_predict(run: Run, tmp_path: Path, method:
     assert (code, err) == (0, "")
     assert f"6 draws by {method}, 2 chains, in {tmp_path / 'draws'}" in out
     population = Population.open(tmp_path / "draws")
-    inputs, targets = (part[:200] for part in digits())
+    inputs, targets = (part[:200] for part in load("digits").train)
     outputs = predictions(digits_mlp(), population, inputs)
     assert outputs.shape == (6, 200, 10)
     # The last line, computed in another way: probabilities are averaged, then judged.

@@ -329,3 +329,23 @@ def test_a_mixture_of_wide_networks_takes_no_square_of_their_weights(monkeypatch
     values = torch.randn(8, 3000, generator=torch.Generator().manual_seed(0))
     fit(ob.Population.from_stacked({"w": values}), "mixture", components=1)
     assert max(sizes, default=0) < 3000
+
+
+TQDM_IN_WORKERS = """
+from onebasin.cluster import open_cluster
+
+def count(shared, number):
+    import io
+    from tqdm import tqdm  # torch has one at work whenever it compiles, as samplers do
+    return sum(1 for _ in tqdm(range(number), file=io.StringIO()))
+
+with open_cluster(2) as cluster:
+    assert list(cluster.map(count, [1, 2, 3, 4], shared=None)) == [1, 2, 3, 4]
+"""
+
+
+def test_workers_leave_no_semaphores_behind() -> None:
+    """Workers are killed at the end, and the locks between processes that tqdm makes were left to be complained of."""
+    pytest.importorskip("tqdm")
+    done = subprocess.run([sys.executable, "-c", TQDM_IN_WORKERS], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -38,7 +38,8 @@ def test_killed_ten_times_and_resumed_it_draws_the_same(method: str, tmp_path: P
     assert same(by_chain(Population.open(tmp_path / "killed")), whole)
     a, b = read_info(tmp_path / "killed"), read_info(tmp_path / "whole")
     assert a.keys() == b.keys()
-    assert all(torch.equal(a[name], b[name]) for name in a)
+    for name in a:  # NaN stands where an entry is told once only: bit for bit the same numbers, and the same gaps
+        assert torch.allclose(a[name], b[name], rtol=0, atol=0, equal_nan=True)
     assert not Population.open(tmp_path / "killed").check()
 
 

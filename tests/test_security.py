@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html.parser import HTMLParser
@@ -125,6 +126,75 @@ def test_keys_with_one_hash_do_not_keep_the_reader_busy(tmp_path: Path) -> None:
         read_pickle(b"\x80\x02}(" + keys + b"u.", "here")
 
 
+@pytest.mark.parametrize("name", malicious.colliding_tuples(1))
+def test_tuples_with_one_hash_do_not_keep_the_reader_busy(tmp_path: Path, name: str) -> None:
+    path = malicious.zipped_pickle(tmp_path / "t.pt", malicious.colliding_tuples(10_000)[name])
+    with within(10), pytest.raises(UnsafeFileError, match="may share a hash"):
+        Population.open(path)
+    old = tmp_path / "old.pth"  # the same in a file of the old format, whose third pickle is read by the same code
+    old.write_bytes(b"\x80\x02K\x01." * 3 + malicious.colliding_tuples(10_000)[name])
+    with within(10), pytest.raises(UnsafeFileError, match="may share a hash"):
+        Population.open(old)
+
+
+@pytest.mark.parametrize("depth", [500, 200_000])
+def test_a_deep_key_neither_crashes_the_interpreter_nor_is_a_bug(tmp_path: Path, run: Run, depth: int) -> None:
+    path = malicious.zipped_pickle(tmp_path / "deep.pt", malicious.deep_key(depth))
+    with within(10), pytest.raises(UnsafeFileError, match="100 deep"):
+        Population.open(path)
+    assert run("check", path)[0] == StorageError.exit_code
+
+
+def test_endless_instructions_are_not_followed_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onebasin.population.torch_pickle.STEPS", 10_000)
+    path = malicious.zipped_pickle(tmp_path / "long.pt", b"\x80\x02" + b"N0" * 50_000 + b"}.")
+    with pytest.raises(UnsafeFileError, match="more than 10,000 instructions"):
+        Population.open(path)
+
+
+def test_an_honest_checkpoint_of_many_tensors_is_read(tmp_path: Path) -> None:
+    """Moments, seeds, sets and tuples as keys in their usual numbers, in both formats."""
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(200)])
+    optimiser = torch.optim.Adam(model.parameters())
+    model(torch.ones(1, 2)).sum().backward()
+    optimiser.step()
+    beside = {"seeds": [2**63 + number for number in range(50)], "places": {(1, 2): 3.5}, "seen": {1, 2, 3}}
+    content = {"state_dict": model.state_dict(), "optimizer": optimiser.state_dict(), **beside}
+    for legacy in (False, True):
+        torch.save(content, tmp_path / "ok.pt", _use_new_zipfile_serialization=not legacy)
+        assert len(Population.open(tmp_path / "ok.pt").names) == 400
+
+
+@pytest.mark.parametrize("scalars", [False, True])
+def test_a_header_of_endless_tensors_is_refused_at_once(tmp_path: Path, scalars: bool) -> None:
+    path = malicious.many_tensors(tmp_path / "many.safetensors", 60_000, scalars=scalars)
+    with within(10), pytest.raises(StorageError, match="at most 50,000 tensors"):
+        Population.open(path)
+    member = tarfile.TarInfo("many.safetensors")
+    archive = malicious.tar_file(tmp_path / "many.tar", [(member, path.read_bytes())], honest=False)
+    with within(10), pytest.raises(StorageError, match="60,000 tensors"):
+        Population.open(archive)
+
+
+def test_links_that_lead_to_each_other_are_no_bug(tmp_path: Path, run: Run) -> None:
+    first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    first.symlink_to(second)
+    second.symlink_to(first)
+    folder = tmp_path / "folder"
+    folder.symlink_to(folder)
+    for words in (
+        ("check", first),
+        ("check", folder),
+        ("align", first, "-o", tmp_path / "out"),
+        ("import", folder, "-o", tmp_path / "out"),
+        ("merge", first, second, "-o", tmp_path / "m.safetensors", "--reference", "none"),
+        ("align", tmp_path / "a.safetensors", "-o", folder),
+        ("compact", first, "-o", second),
+    ):
+        code, _, err = run(*words)
+        assert code not in (0, BUG), f"{words[0]}: {err}"
+
+
 def test_a_batch_of_cifar_with_endless_lengths_is_refused_at_once() -> None:
     long = b"\x8b" + (10**6).to_bytes(4, "little") + b"\x7f" * 10**6 + b"q\x01"
     array = b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n)R(K\x01(" + long + b"h\x01" * 10_000 + b"t"
@@ -182,6 +252,7 @@ for path in sys.argv[1:]:
 def test_bombs_take_neither_memory_nor_time(tmp_path: Path) -> None:
     bombs = [malicious.packed_bomb(tmp_path / "zeros.tgz", 1 << 26), malicious.pax_bomb(tmp_path / "pax.tgz", 1 << 26)]
     bombs += [malicious.zipped_pickle(tmp_path / "packed.pt", b"\x80\x02}q\x00." + bytes(1 << 26), 8)]
+    bombs += [malicious.side_bomb(tmp_path / f"side-{n}.pt", name, 1 << 27) for n, name in enumerate(malicious.SIDES)]
     bombs += list(malicious.npz_files(tmp_path, tmp_path / "marker"))
     small = [path.stat().st_size for path in bombs]
     assert max(small) < 2 << 20

@@ -18,7 +18,8 @@ from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.tables import short, swaps
 from onebasin.errors import InputError, SpecError
 from onebasin.population import Population
-from onebasin.population.durable import is_taken, make_folder, publish
+from onebasin.population.durable import is_taken, make_folder, publish, real_path
+from onebasin.population.mapping import missing_shards
 from onebasin.population.store import MANIFEST
 from onebasin.symmetry.act import KINDS
 
@@ -101,7 +102,7 @@ def align(
       onebasin align chain/ -o aligned/ --symmetry symmetry.json --workers 2
       onebasin align means/ -o aligned/ --symmetry symmetry.json --companion std=stds/
     """  # noqa: D301 - click reads the backspace: keep these lines apart
-    output = output if output.name not in ("", "..") else output.resolve()  # what stands beside it needs a name
+    output = output if output.name not in ("", "..") else real_path(output)  # what stands beside it needs a name
     known = know(architecture)
     crowd = open_networks(networks, known)
     target = reference_of(reference, known)
@@ -113,7 +114,7 @@ def align(
     options |= _activations(known, data, options["by"], limit=limit, sources=options.pop("sources"))
     journal = journal_of(output)
     carried = _companions(companions, crowd, known, output)
-    if not journal.exists():
+    if not journal.exists() and not missing_shards(crowd, output):
         _refuse_taken(carried)
     make_folder(output.parent)
     if journal.exists():

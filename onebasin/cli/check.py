@@ -9,6 +9,7 @@ import click
 from onebasin.cli.looking import look
 from onebasin.cli.options import debug, progress_bar
 from onebasin.errors import InputError, StorageError
+from onebasin.population.durable import real_path
 from onebasin.population.findings import DAMAGED, NOTE, WHOLE, Finding, Tally, tally
 from onebasin.population.rescue import NETWORKS, rescue, savable
 
@@ -60,7 +61,7 @@ def check(*, path: Path, goal: Path | None, as_json: bool) -> int:
 def _saved(path: Path, found: Sequence[Finding], goal: Path) -> str:
     if not path.is_dir() or len({one.path.parent for one in found if one.kind in NETWORKS}) > 1:
         raise InputError(f"--save wants the folder of one population, and {path} is not: give the folder of each")
-    if goal.resolve().is_relative_to(path.resolve()):
+    if real_path(goal).is_relative_to(real_path(path)):
         raise InputError(f"{goal} lies inside {path}, which is to stay as it is: choose another --save")
     return f"{goal}: the {_counted(rescue(path, found, goal), 'network')} that are whole"
 

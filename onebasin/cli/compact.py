@@ -20,7 +20,7 @@ from onebasin.compact import Fidelity, calibrate, fidelity, prior_shares, refine
 from onebasin.compact.fidelity import EXAMPLES, some_of, warnings_of
 from onebasin.errors import InputError
 from onebasin.population import Population
-from onebasin.population.durable import make_folder, publish
+from onebasin.population.durable import make_folder, publish, real_path
 from onebasin.posterior import Posterior, fit
 from onebasin.posterior.family import FAMILIES
 from onebasin.predict import Inputs
@@ -164,7 +164,7 @@ def _move(options: dict[str, Any]) -> str | None:
 
 def _check(networks: Path, output: Path, force: bool, options: dict[str, Any]) -> None:
     """Refuse before the work, not after it."""
-    if networks.resolve() in (output.resolve(), output.resolve().parent):
+    if real_path(networks) in (real_path(output), real_path(output).parent):
         raise InputError(
             f"{output} would lie among the networks and be taken for one: choose an --output outside of {networks}"
         )

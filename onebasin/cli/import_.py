@@ -8,6 +8,7 @@ from onebasin.cli.crowds import build
 from onebasin.cli.options import debug, progress_bar
 from onebasin.examples import PUBLISHED
 from onebasin.population import Population, import_networks
+from onebasin.population.durable import real_path
 from onebasin.population.importing import UNFINISHED
 from onebasin.state import as_spec
 
@@ -42,7 +43,7 @@ def import_(*, source: str, output: Path, model: str | None) -> None:
       onebasin import hf://datasets/torch-uncertainty/Checkpoints/models/mnist-optunet -o optunet/
       onebasin import hf://OWNER/MODEL@revision/folder -o networks/ --model path/to/file.py:factory
     """  # noqa: D301 - click reads the backspace: keep these lines apart
-    output = output if output.name not in ("", "..") else output.resolve()  # what stands beside it needs a name
+    output = output if output.name not in ("", "..") else real_path(output)  # what stands beside it needs a name
     unfinished = output.with_name(output.name + UNFINISHED)
     if unfinished.exists():
         click.echo(f"going on with the import that left {unfinished}", err=True)

@@ -20,6 +20,7 @@ from torch import nn
 
 from onebasin.cluster import travel_by_value
 from onebasin.errors import ModelError
+from onebasin.population.durable import real_path
 
 _LISTED = 8  # names worth reading in one sentence
 
@@ -102,9 +103,9 @@ def call_user_code(function: Callable[[], Any], what: str) -> Any:
 def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.py")], n=1)
-        hint = f"; did you mean {path.parent / near[0]}?" if near else f" (looked in {path.parent.resolve()})."
+        hint = f"; did you mean {path.parent / near[0]}?" if near else f" (looked in {real_path(path.parent)})."
         raise ModelError(f"There is no file {path}{hint}")
-    path = path.resolve()
+    path = real_path(path)
     root, parts = path.parent, [path.stem]
     while (root / "__init__.py").is_file():  # inside a package: import it as such, so relative imports work
         parts.insert(0, root.name)

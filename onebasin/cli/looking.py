@@ -8,6 +8,7 @@ from pathlib import Path
 from onebasin.errors import StorageError
 from onebasin.inference.runs.inspection import inspect_run, is_run
 from onebasin.population.archive import is_archive
+from onebasin.population.durable import real_path
 from onebasin.population.findings import DAMAGED, NOTE, WHOLE, Finding, looked_at, unfinished
 from onebasin.population.inspection import inspect_file, inspect_population
 from onebasin.population.read import SUFFIXES
@@ -31,8 +32,8 @@ def look(path: Path, depth: int = 0) -> Iterator[Finding]:
     Raises:
         StorageError: there is nothing.
     """
-    if not depth and path.resolve().parent.is_dir():
-        yield from unfinished(path.resolve().parent, lambda other: other.name.startswith(f".{path.resolve().name}."))
+    if not depth and real_path(path).parent.is_dir():
+        yield from unfinished(real_path(path).parent, lambda other: other.name.startswith(f".{real_path(path).name}."))
     if not path.exists():
         raise StorageError(f"{path} does not exist: check the path")
     yield from _folder(path, depth) if path.is_dir() else [_file(path)]

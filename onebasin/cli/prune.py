@@ -15,7 +15,7 @@ from onebasin.cli.networks import Architecture, Known, example_options, know, nu
 from onebasin.cli.options import debug, progress, refuse_existing
 from onebasin.errors import InputError, StorageError
 from onebasin.norms import refreshed_one, warn_stale
-from onebasin.population.durable import make_folder, publish
+from onebasin.population.durable import make_folder, publish, real_path
 from onebasin.population.places import is_there
 from onebasin.population.tensor_file import write_tensors
 from onebasin.posterior import Posterior
@@ -117,7 +117,7 @@ def prune(
         _check_output(path, force)
     if loss is not None and data is None:
         raise InputError("--loss says how networks are judged on data, found no --data: give it, or leave --loss out")
-    if output is not None and masks_file is not None and output.resolve() == masks_file.resolve():
+    if output is not None and masks_file is not None and real_path(output) == real_path(masks_file):
         raise InputError(f"expected two files, found {output} as --output and as --masks: give each its own name")
     known = _known(model, onto=options["onto"], texts=options["texts"], vocabulary=options["vocabulary"], seed=seed)
     posterior = _read(source, known)

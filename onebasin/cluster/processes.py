@@ -182,7 +182,21 @@ def _start(parent: int, folder: str) -> None:
     """Begin a worker's life; it ends with that of its parent, which is gone already if another has adopted us."""
     threading.Thread(target=_follow, args=(parent, folder), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
+    _unshare_progress()
     # Where psutil is installed, loky ends workers that have grown by 300 MB, which for us is a block of networks.
     executor = sys.modules.get("joblib.externals.loky.process_executor")
     if executor is not None:
         executor._USE_PSUTIL = False  # type: ignore[attr-defined]
+
+
+def _unshare_progress() -> None:
+    """Give tqdm, with which torch compiles, a lock of this process only.
+
+    By default it makes one between processes, a semaphore of the system, which a worker that is killed leaves behind:
+    the resource tracker then complains at the end of leaked objects.
+    """
+    try:
+        from tqdm import tqdm
+    except ImportError:  # torch works without
+        return
+    tqdm.set_lock(threading.RLock())

@@ -21,7 +21,7 @@ from torch import Tensor
 from onebasin.errors import InputError, StorageError, UnsafeFileError
 from onebasin.population.read import natural_key, own_names
 from onebasin.population.tar_stream import RATIO, files_in
-from onebasin.population.tensor_file import is_usual
+from onebasin.population.tensor_file import TENSORS, is_usual
 from onebasin.state import Spec, State, check_spec, spec_of
 
 ARCHIVES = (".tgz", ".tar.gz", ".tar")
@@ -222,6 +222,8 @@ def _stored_names(content: bytes) -> list[str]:
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     names = [name for name in header if name != "__metadata__"]
+    if len(names) > TENSORS:
+        raise ValueError(f"{len(names):,} tensors, which no network has")
     if not all(is_usual(name, header[name]["shape"]) for name in names):
         raise ValueError("a tensor has a name or shape that no network has")
     return names

@@ -29,6 +29,11 @@ _REFUSALS = {
 }
 
 
+def real_path(path: Path) -> Path:
+    """The absolute path without links; `Path.resolve` raises on links that lead to each other, this one stops there."""
+    return Path(os.path.realpath(path))
+
+
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
     """Translate refusals of the disk into `DiskError`."""

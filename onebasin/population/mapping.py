@@ -13,10 +13,10 @@ from torch import Tensor
 from onebasin.cluster import Cluster, Serial
 from onebasin.population.durable import need_space, whole_folder
 from onebasin.population.parting import parts
-from onebasin.population.shard import Block, Origin, block_spec, check_names, shard_name, write_shard
+from onebasin.population.shard import Block, Origin, block_spec, check_names, read_shard, shard_name, write_shard
 from onebasin.population.sources import MemorySource
 from onebasin.population.stacking import checked_result, collect
-from onebasin.population.store import Manifest, write_manifest
+from onebasin.population.store import MANIFEST, Manifest, read_manifest, shard_paths, write_manifest
 from onebasin.population.writer import BLOCK_BYTES
 from onebasin.state import Spec, State, check_spec
 
@@ -82,6 +82,43 @@ def mapped(
             check_spec(own, spec, where=f"what the function made of members from {start} on")
         write_manifest(folder, Manifest(spec or population.spec, population.provenance))
     return Mapped(type(population).open(path), notes)
+
+
+def missing_shards(population: Population, path: Path) -> list[int] | None:
+    """Numbers of the shards that a folder lacks to be what `mapped` made of a population with its default blocks.
+
+    None where the folder is something else: no population of the same tensors, with shards of other numbers or sizes.
+    """
+    if not (path / MANIFEST).is_file():
+        return None
+    manifest = read_manifest(path)
+    wanted = {shard_name(number, _NAME): len(part) for number, (_, part) in enumerate(parts(population))}
+    found = {file.name: read_shard(file).source.count for file in shard_paths(path)}
+    if manifest.spec != population.spec or any(wanted.get(name) != count for name, count in found.items()):
+        return None
+    return [number for number, name in enumerate(wanted) if name not in found]
+
+
+def shard_tensors(population: Population, path: Path, number: int) -> State:
+    """The tensors (members, *shape) of one shard of a folder that `mapped` has made of a population."""
+    source = read_shard(path / shard_name(number, _NAME)).source
+    return source.views(list(population.spec), 0, source.count)
+
+
+def completed(
+    population: Population,
+    function: Function,
+    cluster: Cluster,
+    path: Path,
+    numbers: list[int],
+    beside: Beside | None = None,
+) -> Population:
+    """Write the shards of these numbers into the folder that `mapped` made; everything else in it stays as it is."""
+    identity = read_manifest(path).identity
+    shards = (shard for shard in _shards(population, None, beside) if shard[0] in set(numbers))
+    for _ in cluster.map(_Written(function, path.absolute(), identity), shards, shared=None):
+        pass
+    return type(population).open(path)
 
 
 def caller_bytes(population: Population, path: object) -> int:

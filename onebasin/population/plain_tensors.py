@@ -37,12 +37,12 @@ def check_plain(networks: Iterable[Mapping[str, Tensor]], path: Path) -> None:
 
 
 def _strangeness(name: str, value: Tensor) -> str:
-    if not is_usual(name, value.shape):
-        return f"with {value.dim()} axes, or a name that cannot be printed"
     if type(value) not in (Tensor, nn.Parameter):
         return f"of the class {type(value).__name__}"
+    if value.is_nested or value.is_quantized or value.layout != torch.strided:  # a nested one has no shape to look at
+        return "in a form that is not dense: nested, quantised or sparse"
+    if not is_usual(name, value.shape):
+        return f"with {value.dim()} axes, or a name that cannot be printed"
     if value.device.type != "cpu":
         return f"on the device {value.device.type}"
-    if value.layout != torch.strided or value.is_quantized or value.is_nested:
-        return "in a form that is not dense"
     return "that is a view to be negated or conjugated" if value.is_conj() or value.is_neg() else ""

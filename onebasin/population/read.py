@@ -90,9 +90,10 @@ def torch_sources(path: Path, expected: Spec | None = None) -> list[tuple[Source
     check_plain((state for _, state in found), path)
     for item, state in found:
         if not state:
-            keys = ", ".join(list(map(str, item))[:6]) if isinstance(item, Mapping) else type(item).__name__
+            named = [key[:80] for key in item if isinstance(key, str)][:6] if isinstance(item, Mapping) else []
+            keys = ", ".join(named) or f"a {type(item).__name__} without names"
             raise StorageError(
-                f"expected a state dict in {path}, found {keys or 'nothing'}: "
+                f"expected a state dict in {path}, found {keys}: "
                 "load it yourself and pass the dict of tensors to Population.from_states"
             )
         stored = own_names(state, expected)

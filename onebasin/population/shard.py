@@ -171,8 +171,8 @@ def shard_of(file: TensorFile) -> Shard:
         StorageError: when its header is not that of a shard, or is of a newer version.
     """
     version = file.metadata.get("version", "")
-    if version.isdecimal() and int(version) > VERSION:
-        raise StorageError(f"{file.path} has shard version {version}, expected {VERSION}: upgrade onebasin")
+    if version.isdecimal() and (len(version) > 9 or int(version) > VERSION):  # int() refuses thousands of digits
+        raise StorageError(f"{file.path} has shard version {version[:20]}, expected {VERSION}: upgrade onebasin")
     try:
         count, sums = int(file.metadata["members"]), expected_checksums(file)
         origin = Origin(file.metadata["writer"], int(file.metadata["sequence"]), file.metadata.get("population", ""))

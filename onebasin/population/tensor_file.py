@@ -26,6 +26,7 @@ from onebasin.state import Spec, State, TensorSpec
 CHECKSUMS = "checksums"  # in the metadata of files of ours: a JSON object {name: 8 hexadecimal digits}
 
 _AXES, _LONGEST = 32, 1 << 40  # of a tensor
+TENSORS = 50_000  # in a file; each costs time, whether it is empty or not
 
 DTYPES = {
     "F64": torch.float64,
@@ -94,6 +95,11 @@ def read_header(path: Path) -> TensorFile:
             "copy it again from its source, or move it away to go on without it"
         ) from error
     metadata = header.pop("__metadata__", {})
+    if len(header) > TENSORS:
+        raise StorageError(
+            f"expected at most {TENSORS:,} tensors in {path}, found {len(header):,}, which no network has: stack those "
+            "that belong together before they are saved"
+        )
     entries = {name: _entry(path, name, fields, 8 + length) for name, fields in header.items()}
     path = path.absolute()  # whoever reads it later may be in another folder
     return TensorFile(path, path.stat().st_size, {key: str(value) for key, value in metadata.items()}, entries)

@@ -1,63 +1,200 @@
-"""A look at a torch file before torch reads it: is it packed as torch packs, and are its numbers those of a checkpoint?
+"""A look at a torch file before torch reads it: is it packed as torch packs, and is its pickle that of a checkpoint?
 
-Torch's reader without code still builds dicts. Python gives whole numbers beyond 2**61 few different hashes, so that a
-dict of a hundred thousand of them, a file of one megabyte, would take minutes to build, and ten times as many hours.
+Torch's reader without code still unpacks entries of a zip file, and still builds dicts, sets and tuples:
+
+- A packed entry of some kilobytes may unpack to gigabytes. Torch packs nothing, so that any packed entry is refused,
+  and so are the small entries beside pickle and tensors (version, byte order, ...) if they are not small.
+- Python hashes texts with a secret, but not numbers and tuples of them: whoever writes the file can choose thousands of
+  keys with one hash, each of which costs as much as all before it. A hundred thousand, a file of one megabyte, take
+  minutes, ten times as many hours.
+- The hash, the text and the end of a tuple in a tuple in a tuple ... are computed by recursion, which a depth of a
+  hundred thousand ends by a crash of the interpreter.
+
+So the instructions of the pickle are followed here, without making anything: how deep containers are, and how many keys
+there are that are neither texts nor small numbers.
 """
 
 from __future__ import annotations
 
 import pickletools
 import zipfile
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from onebasin.errors import StorageError, UnsafeFileError
 
-MOST = 1000  # such numbers; checkpoints hold seeds and moments, never many
+MOST = 1000  # keys or large numbers that may share a hash; checkpoints hold seeds and moments, never many
+DEPTH = 100  # of containers in containers
+STEPS = 6_000_000  # instructions of a pickle; a tensor takes about 45
 _PICKLE = 256 << 20  # bytes of the pickle of a checkpoint; one tensor takes about 200
+_BESIDE = 1 << 16  # bytes of an entry beside pickle and tensors
 _OLD_PICKLES = 5  # at the start of an old file: magic number, version, system, content, names of storages
 
 
 def check_torch_file(path: Path) -> None:
-    """Refuse a torch file that would hang its reader, or that is packed.
+    """Refuse a torch file that would hang or crash its reader, or that is packed.
 
     Raises:
-        UnsafeFileError: it holds too many colliding numbers.
+        UnsafeFileError: its pickle holds too many colliding keys, or containers that are too deep.
         StorageError: it is a zip file that torch did not write.
     """
     if path.exists() and not path.is_file():
         raise StorageError(f"expected a file, but {path} is a folder or a device: move it away to go on without it")
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
-            _check_numbers(file, _OLD_PICKLES, path)
+            _follow(file, _OLD_PICKLES, path)
         return
     with zipfile.ZipFile(path) as archive:
-        entries = archive.infolist()
-        pickles = [entry for entry in entries if entry.filename.endswith(".pkl")]
-        tensors = [entry for entry in entries if "/data/" in entry.filename]
-        packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in [*pickles, *tensors])
-        if packed or any(entry.file_size > _PICKLE for entry in pickles):
-            raise StorageError(
-                f"expected a torch file as torch.save writes it, found a packed or endless one in {path}: ask its "
-                "author for the original"
-            )
-        for entry in pickles:
-            _check_numbers(BytesIO(archive.read(entry)), 1, path)
+        # Code of TorchScript is packed; nobody reads it, the reader refuses such files by their names.
+        entries = [entry for entry in archive.infolist() if "/code/" not in entry.filename]
+        for entry in entries:
+            most = _PICKLE if entry.filename.endswith(".pkl") else _BESIDE
+            stored = entry.compress_type == zipfile.ZIP_STORED and entry.file_size == entry.compress_size
+            if not stored or (entry.file_size > most and "/data/" not in entry.filename):
+                raise StorageError(
+                    f"expected a torch file as torch.save writes it, found a packed or endless entry "
+                    f"{entry.filename[:80]!r} in {path}: ask its author for the original"
+                )
+        for entry in entries:
+            if entry.filename.endswith(".pkl"):
+                _follow(BytesIO(archive.read(entry)), 1, path)
 
 
-def _check_numbers(file: BinaryIO, pickles: int, path: Path) -> None:
-    found = 0
+@dataclass(slots=True)
+class _Value:
+    """What is known of a value that a pickle makes.
+
+    Attributes:
+        hashed: it may be a key that somebody has chosen for its hash.
+        depth: of containers in it.
+        items: members, and members of members, that are `hashed`; what a set or dict made of it would have for keys.
+        gathers: it is a function that makes keys of the members of its argument.
+        text: where it is a short one, which may be the name of such a function.
+    """
+
+    hashed: bool = True
+    depth: int = 0
+    items: int = 0
+    gathers: bool = False
+    text: str = ""
+
+
+_MARK = _Value()
+_PLAIN = _Value(hashed=False)
+_GATHERING = ("set", "frozenset", "Counter", "OrderedDict")
+# How many values an instruction takes from below the mark, or all in all; whether it takes what is above a mark too.
+_READS = {
+    code.name: (
+        code.stack_before.index(pickletools.markobject)
+        if pickletools.markobject in code.stack_before
+        else len(code.stack_before),
+        pickletools.markobject in code.stack_before,
+    )
+    for code in pickletools.opcodes
+}
+
+
+def _follow(file: BinaryIO, pickles: int, path: Path) -> None:
+    keys = steps = 0
     for _ in range(pickles):
+        stack: list[_Value] = []
+        memo: dict[int, _Value] = {}
         try:
             for code, argument, _ in pickletools.genops(file):
-                found += code.name in ("LONG", "LONG1", "LONG4") and abs(int(argument or 0)) >> 60 > 0
-                if found > MOST:
+                keys += _step(code, argument, stack, memo)
+                steps += 1
+                if keys > MOST or steps > STEPS or (stack and stack[-1].depth > DEPTH):
                     break
         except Exception:
             return  # no pickle, or a damaged one: the reader says so
-        if found > MOST:
+        if keys > MOST or steps > STEPS or (stack and stack[-1].depth > DEPTH):
             raise UnsafeFileError(
-                f"{path} holds more than {MOST} numbers of a kind that only serves to keep its reader busy, expected "
-                "tensors and settings: do not use the file unless you know who made it"
+                f"expected tensors and settings in {path}, found {_found(keys, steps)}, which only serve to keep its "
+                "reader busy: do not use the file unless you know who made it"
             )
+
+
+def _found(keys: int, steps: int) -> str:
+    if keys > MOST:
+        return f"more than {MOST:,} keys or large numbers that may share a hash"
+    return f"more than {STEPS:,} instructions" if steps > STEPS else f"containers that are {DEPTH} deep"
+
+
+def _step(code: Any, argument: Any, stack: list[_Value], memo: dict[int, _Value]) -> int:
+    """Follow one instruction; returns how many keys, or numbers with few hashes, it adds."""
+    name = code.name
+    if name in ("MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"):
+        memo[len(memo) if argument is None else int(argument)] = stack[-1]
+        return 0
+    if name in ("GET", "BINGET", "LONG_BINGET"):
+        stack.append(memo[int(argument)])
+        return 0
+    if name == "DUP":
+        stack.append(stack[-1])
+        return 0
+    if name == "MARK":
+        stack.append(_MARK)
+        return 0
+    taken = _taken(code, stack)
+    if name in ("SETITEM", "SETITEMS"):
+        holder, pairs = taken[0], taken[1:]
+        stack.append(holder)
+        _fill(holder, pairs)
+        return sum(key.hashed for key in pairs[::2])
+    if name in ("APPEND", "APPENDS", "ADDITEMS"):
+        holder = taken[0]
+        stack.append(holder)
+        _fill(holder, taken[1:])
+        return sum(one.hashed for one in taken[1:]) if name == "ADDITEMS" else 0
+    if name == "FROZENSET":
+        stack.append(_made(taken))
+        return sum(one.hashed for one in taken)
+    if name in ("REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST", "BUILD"):
+        called = taken[0] if taken else _PLAIN
+        stack.append(_made(taken))
+        return sum(one.items for one in taken[1:]) if called.gathers else 0
+    if name in ("GLOBAL", "STACK_GLOBAL"):
+        last = str(argument).split(" ")[-1] if name == "GLOBAL" else taken[-1].text
+        stack.append(_Value(gathers=last in _GATHERING))
+        return 0
+    if not code.stack_after:
+        return 0
+    if isinstance(argument, str | bytes):
+        stack.append(_Value(hashed=False, text=argument) if argument in _GATHERING else _PLAIN)
+        return 0
+    if isinstance(argument, int):
+        stack.append(_PLAIN)
+        return int(abs(argument) >> 60 > 0)  # beyond 2**61 numbers have few different hashes
+    stack.append(_PLAIN if name in ("NONE", "NEWTRUE", "NEWFALSE") else _made(taken))
+    return 0
+
+
+def _taken(code: Any, stack: list[_Value]) -> list[_Value]:
+    """Take from the stack what an instruction reads, in order; what lies above a mark where it reads down to one."""
+    count, marked = _READS[code.name]
+    above: list[_Value] = []
+    if marked:
+        place = next(number for number in range(len(stack) - 1, -1, -1) if stack[number] is _MARK)
+        above = stack[place + 1 :]
+        del stack[place:]
+    if not count:
+        return above
+    below = stack[-count:]
+    del stack[-count:]
+    return below + above if above else below
+
+
+def _made(parts: list[_Value]) -> _Value:
+    """A new value out of others."""
+    made = _Value()
+    _fill(made, parts)
+    return made
+
+
+def _fill(holder: _Value, parts: list[_Value]) -> None:
+    if holder is _PLAIN or not parts:
+        return
+    holder.depth = max(holder.depth, 1 + max(one.depth for one in parts))
+    holder.items += sum(one.hashed + one.items for one in parts)

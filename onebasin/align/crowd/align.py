@@ -28,7 +28,7 @@ from onebasin.align.transpositions import Transpositions, transpositions
 from onebasin.cluster import Cluster, cluster_for
 from onebasin.errors import InputError
 from onebasin.population import Population
-from onebasin.population.mapping import caller_bytes
+from onebasin.population.mapping import caller_bytes, missing_shards, shard_tensors
 from onebasin.population.parting import parts
 from onebasin.population.store import MANIFEST
 from onebasin.population.writer import BLOCK_BYTES, member_bytes
@@ -157,7 +157,8 @@ def _aligned(frame: Frame, plan: Plan, path: Path | None, cluster: Cluster) -> A
     if home is not None:  # back from the lightest form into the scales of the reference
         frame.move_all(symmetry.invert(home))
         target = None if target is None else symmetry.apply(symmetry.invert(home), target)
-    result = _written(path, frame) or moved(population, symmetry, frame.elements, path=path, cluster=cluster)
+    lost = _lost(path, frame)
+    result = moved(population, symmetry, frame.elements, path=path, cluster=cluster, only=lost)
     found = agreement(symmetry, result, target, cluster)
     alignment = Alignment(
         result,
@@ -176,26 +177,31 @@ def _aligned(frame: Frame, plan: Plan, path: Path | None, cluster: Cluster) -> A
     return alignment
 
 
-def _written(path: Path | None, frame: Frame) -> Population | None:
-    """The moved networks, where a run was interrupted after it had written them; its journal has led us here.
+def _lost(path: Path | None, frame: Frame) -> list[int] | None:
+    """Numbers of the shards that a result lacks whose others are there, bit for bit; None where nothing is there yet.
+
+    So it is where a run was interrupted after it had written its networks, or where some of them were lost since.
 
     Raises:
         InputError: the folder holds other networks.
     """
     if path is None or not (path / MANIFEST).exists():
         return None
-    found = Population.open(path)
-    alike = len(found) == len(frame) and found.spec == frame.population.spec
-    if alike and all(_same(frame, start, part) for start, part in parts(found)):
-        return found
-    raise InputError(f"expected a new or empty folder for the result, but {path} is not: choose another path")
+    lost = missing_shards(frame.population, path)
+    there = [shard for shard in enumerate(parts(frame.population)) if lost is not None and shard[0] not in lost]
+    if lost is None or not all(_same(frame, path, number, *part) for number, part in there):
+        raise InputError(
+            f"expected a new or empty folder for the result, or what this alignment has written there before, but "
+            f"{path} holds something else: choose another path"
+        )
+    return lost
 
 
-def _same(frame: Frame, start: int, written: Population) -> bool:
-    """Whether these are the members from `start` on, moved."""
-    stop = start + len(written)
-    expected = moved(frame.population[start:stop], frame.symmetry, frame.elements.some(start, stop)).stacked()
-    return all(torch.equal(value, expected[name]) for name, value in written.stacked().items())
+def _same(frame: Frame, path: Path, number: int, start: int, members: Population) -> bool:
+    """Whether a shard of the result holds these members, moved."""
+    written = shard_tensors(frame.population, path, number)
+    expected = moved(members, frame.symmetry, frame.elements.some(start, start + len(members))).stacked()
+    return all(torch.equal(value, expected[name]) for name, value in written.items())
 
 
 def _run(

@@ -16,7 +16,7 @@ from onebasin.align.pair.assign import Vertex
 from onebasin.align.scale.balance import balancing
 from onebasin.cluster import Cluster, Serial
 from onebasin.population import Population
-from onebasin.population.mapping import mapped
+from onebasin.population.mapping import completed, mapped
 from onebasin.population.parting import part, parts, readers
 from onebasin.state import State, check_finite
 from onebasin.symmetry import Element, Symmetry
@@ -132,8 +132,12 @@ def moved(
     kind: str = "value",
     path: str | os.PathLike[str] | None = None,
     cluster: Cluster | None = None,
+    only: list[int] | None = None,
 ) -> Population:
-    """Apply one element to each member; into a new folder if there is a path, block by block, else in memory."""
+    """Apply one element to each member; into a new folder if there is a path, block by block, else in memory.
+
+    With `only`, the folder is there, and the shards of these numbers are written into it.
+    """
     narrow = [
         name for name, spec in population.spec.items() if spec.dtype.is_floating_point and spec.dtype.itemsize < 4
     ]
@@ -145,4 +149,6 @@ def moved(
         return made, None
 
     goal = None if path is None else Path(path)
+    if goal is not None and only is not None:
+        return completed(population, move, cluster or Serial(), goal, only, elements.some)
     return mapped(population, move, cluster or Serial(), path=goal, beside=elements.some).population

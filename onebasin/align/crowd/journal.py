@@ -17,7 +17,7 @@ from onebasin.align.crowd.consensus import Progress
 from onebasin.align.crowd.entry import damaged, put_back, read_entry
 from onebasin.align.crowd.frame import Frame
 from onebasin.errors import InputError
-from onebasin.population.durable import make_folder
+from onebasin.population.durable import make_folder, real_path
 from onebasin.population.tensor_file import write_tensors
 from onebasin.state import State
 
@@ -26,7 +26,7 @@ _SECONDS = 20.0  # between two entries: what a killed run may lose
 
 def journal_of(path: Path) -> Path:
     """The journal of the alignment whose result will be under `path`."""
-    return path.resolve().with_name(path.resolve().name + ".journal")
+    return real_path(path).with_name(real_path(path).name + ".journal")
 
 
 class Journal:

@@ -18,6 +18,7 @@ from onebasin.errors import InputError
 from onebasin.options import refuse_unknown
 from onebasin.population import Population
 from onebasin.population.durable import is_taken
+from onebasin.population.mapping import missing_shards
 from onebasin.state import as_state
 from onebasin.symmetry import Symmetry
 
@@ -111,7 +112,7 @@ class Plan:
             check_network(Board.of(symmetry, statistics=True), self.fixed, where="the reference")
         if path is None or journal_of(Path(path)).exists():
             return  # of an interrupted run, which may have written its networks already: the journal decides
-        if is_taken(Path(path)):
+        if is_taken(Path(path)) and not missing_shards(population, Path(path)):  # one that has lost some is completed
             raise InputError(f"expected a new or empty folder for the result, but {path} is not: choose another path")
 
     def settings(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from onebasin.inference.runs.holding import HeldElsewhere, held
 from onebasin.inference.runs.journal import RUN
 from onebasin.inference.runs.loop import Progress, Tell
 from onebasin.inference.runs.units import Unit
-from onebasin.population.durable import make_folder, publish, temporary_beside
+from onebasin.population.durable import make_folder, publish, real_path, temporary_beside
 
 _TELL_SECONDS = 0.5  # between two news of a unit
 _HEED_SECONDS = 0.2  # between two looks at the token
@@ -45,7 +45,7 @@ class Blackboard:
     @classmethod
     def opened(cls, path: Path) -> Blackboard:
         """Begin a run; workers of an earlier one, if there are any left, read here that they should end."""
-        board = cls(path.resolve(), secrets.token_hex(8))
+        board = cls(real_path(path), secrets.token_hex(8))
         if board.folder.is_symlink():  # somebody's folder elsewhere, in which nothing should be written or deleted
             raise StorageError(f"expected a folder, found that {board.folder} is a link: delete it, and try again")
         make_folder(board.folder)
