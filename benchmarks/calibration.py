@@ -46,6 +46,7 @@ CASES = (
     Classifier(10, 6.0, 1.0),
     Classifier(10, 6.0, 2.0),
     Classifier(3, 8.0, 0.5),
+    Classifier(5, 60.0, 10.0),
 )
 SIZES = (100, 300, 1000, 5000)
 

@@ -173,7 +173,7 @@ def null(targets: Targets, options: argparse.Namespace) -> None:
     symmetry = ob.discover(mlp(0), torch.zeros(1, 4))
     inputs = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
     for preset in ("median", "pooled", "paper"):
-        found: dict[str, list[float]] = {"raw": [], "unit-norm/max": [], "function": []}
+        found: dict[str, list[float]] = {"raw": [], "balanced/max": [], "function": []}
         for number in range(rounds):
             crowd = Population.from_models([mlp(1 + members * number + k) for k in range(members)])
             report = discrepancy(
