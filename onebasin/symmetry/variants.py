@@ -23,7 +23,7 @@ from onebasin.errors import first_line
 
 Axis = tuple[int, int]  # (number of the input among all leaves of the call, axis of that tensor)
 DOUBLED = 32  # sizes up to here are tried twice as large: one patch of an image becomes four
-NUMBERS = 8  # how many other values of an integer input are tried: a number may choose among several heads
+NUMBERS = 16  # how many other values of an integer input are tried: a number may choose among several heads
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ class _Call:
             values: list[Any] = [not value]
         elif isinstance(value, int):
             values = [value + step for step in range(1, NUMBERS + 1)] + [
-                value - step for step in (1, 2) if value >= step
+                value - step for step in range(1, NUMBERS + 1) if value >= step
             ]
         else:
             values = [1.7 * value + 0.3, 0.6 * value + 0.1]
