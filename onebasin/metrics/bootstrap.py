@@ -127,8 +127,9 @@ def absolute(
 ) -> Interval:
     """The interval of T = sum_c |m_c|, a sum of absolute values of means m_c over cells: a calibration error.
 
-    What is covered is T of the population the examples come from, in these bins. Its estimate t = sum_c |x_c| is never
-    below zero and so too large on average, by as much as t itself where T = 0, and resampling adds the same bias once
+    What is covered is T of the population the examples come from, in the bins of these examples: those of `ace` are
+    where these examples put them, and the population's own quantiles may give another error. Its estimate
+    t = sum_c |x_c| is never below zero and so too large on average, by as much as t itself where T = 0, and resampling adds the same bias once
     more: quantiles of draws of t lie above T, and their bias correction ends outside of what was drawn. T has a kink
     wherever m_c = 0, and there no bootstrap of t itself is consistent (Fang and Santos, 2019). What is resampled is
     therefore x, and the error e = x* - x of a draw is carried through the directional derivative of T:
