@@ -206,6 +206,12 @@ def _retold(header: dict[str, Any], body: bytes, chance: random.Random) -> tuple
         texts[name] = str(_changed(texts[name], chance))
         if chance.random() < 0.1:
             del texts[name]
+        if chance.random() < 0.1:
+            texts[name] = "9" * 5000
+    elif rows and chance.random() < 0.01:
+        many = chance.choice((1000, 60_000))  # tensors that hold nothing, or one number
+        each = chance.choice(([[0], b""], [[], bytes(4)]))
+        rows += [[f"many{number}", "F32", *each] for number in range(many)]
     elif rows:
         _retell(rows, chance.randrange(len(rows)), chance)
     made: dict[str, Any] = {"__metadata__": texts} if texts else {}
@@ -244,6 +250,26 @@ def _in_gzip(content: bytes, chance: random.Random) -> bytes:
     return gzip.compress(_shell(gzip.decompress(content), chance, ()), 1, mtime=0)
 
 
+def _colliding(chance: random.Random) -> bytes:
+    """A pickle of a dict or set with thousands of keys of one hash: hash(-1) is hash(-2)."""
+    count = chance.choice((10, 2000, 20_000))
+    keys = [
+        b"(" + b"".join(b"J" + struct.pack("<i", -1 - (number >> bit & 1)) for bit in range(16)) + b"t"
+        for number in range(count)
+    ]
+    if chance.random() < 0.5:
+        return b"\x80\x02}(" + b"N".join(keys) + b"Nu."
+    return b"\x80\x02c__builtin__\nset\n](" + b"".join(keys) + b"e\x85R."
+
+
+def _deep(chance: random.Random) -> bytes:
+    """A pickle of a dict whose key is a tuple in a tuple in a tuple ..."""
+    return b"\x80\x02}()" + b"\x85" * chance.choice((5, 90, 3000, 200_000)) + b"Nu."
+
+
+_PICKLES = (_colliding, _deep)
+
+
 def _in_zip(content: bytes, chance: random.Random) -> bytes:
     """One member damaged, all sums right."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -252,7 +278,13 @@ def _in_zip(content: bytes, chance: random.Random) -> bytes:
         return _flip(content, chance)
     pickles = [name for name in files if name.endswith(".pkl")]
     chosen = chance.choice(pickles if pickles and chance.random() < 0.6 else list(files))
-    files[chosen] = chance.choice((_shell, _shell, _shell))(files[chosen], chance, ())
+    if pickles and chance.random() < 0.1:
+        files[pickles[0]] = chance.choice(_PICKLES)(chance)
+    elif pickles and chance.random() < 0.1:
+        side = chance.choice(("byteorder", "version", ".format_version", ".data/serialization_id"))
+        files[f"{pickles[0].split('/')[0]}/{side}"] = bytes(chance.choice((1 << 10, 1 << 20, 1 << 27)))
+    else:
+        files[chosen] = _shell(files[chosen], chance, ())
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", chance.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as archive:
         for name, value in files.items():

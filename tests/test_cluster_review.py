@@ -347,5 +347,7 @@ with open_cluster(2) as cluster:
 def test_workers_leave_no_semaphores_behind() -> None:
     """Workers are killed at the end, and the locks between processes that tqdm makes were left to be complained of."""
     pytest.importorskip("tqdm")
-    done = subprocess.run([sys.executable, "-c", TQDM_IN_WORKERS], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", TQDM_IN_WORKERS], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")

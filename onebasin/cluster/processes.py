@@ -196,7 +196,7 @@ def _unshare_progress() -> None:
     the resource tracker then complains at the end of leaked objects.
     """
     try:
-        from tqdm import tqdm
+        from tqdm import tqdm  # type: ignore[import-untyped]
     except ImportError:  # torch works without
         return
     tqdm.set_lock(threading.RLock())

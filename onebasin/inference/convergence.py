@@ -19,7 +19,7 @@ become 3 % more probable, and where fall > noise.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -55,7 +55,8 @@ class Tail:
     @classmethod
     def of(cls, stage: Stage) -> Tail:
         """The tail of a stage whose kernel has an `optimiser` and `minibatches`; `stage.steps` must not be 0."""
-        kernel, steps = stage.kernel, stage.steps
+        kernel: Any = stage.kernel  # see `Stage.optimum`
+        steps = stage.steps
         rate = torch.tensor([kernel.optimiser.rate_at(Moment(step, steps)) for step in range(steps)]).double()
         progress = rate.cumsum(0) / rate.sum()
         unit = kernel.minibatches.per_epoch if steps >= FEWEST * kernel.minibatches.per_epoch else 1

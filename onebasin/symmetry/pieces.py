@@ -8,6 +8,7 @@ belong to the same units.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from onebasin.symmetry.weave import Value
 from onebasin.trace import Graph, Node
@@ -55,7 +56,8 @@ def _cuts(node: Node) -> list[tuple[int, int, int]] | None:
         return None
     source, *rest = node.arguments
     if node.short == "slice":
-        dim, start, end, step = (*rest, *(0, None, None, 1)[len(rest) :])
+        missing: tuple[Any, ...] = (0, None, None, 1)
+        dim, start, end, step = (*rest, *missing[len(rest) :])
         axis = dim % len(source.shape)
         first, last, step = slice(start, end, step).indices(source.shape[axis])
         return [(axis, first, last)] if step == 1 and first < last else None

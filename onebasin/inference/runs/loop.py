@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -99,8 +100,8 @@ class UnitRun:
                     place = replace(place, losses=losses)
                 self._checkpoint(unit, place, journal)
             if tail is not None and place.losses is not None:
-                ended = {**tail.trend(place.losses), **stage.kernel.ending(place.state)}
-                place = replace(place, losses=None, ended=ended)
+                kernel: Any = stage.kernel  # see `Stage.optimum`
+                place = replace(place, losses=None, ended={**tail.trend(place.losses), **kernel.ending(place.state)})
             if place.stage + 1 == len(stages):
                 return place
             ended = stage.kernel.draw(place.state, self._streams(unit, place.stage, "end"))
