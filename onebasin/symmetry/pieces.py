@@ -55,9 +55,9 @@ def _cuts(node: Node) -> list[tuple[int, int, int]] | None:
         return None
     source, *rest = node.arguments
     if node.short == "slice":
-        dim, start, end, step = (*rest, *(0, None, None, 1)[len(rest) :])
-        axis = dim % len(source.shape)
-        first, last, step = slice(start, end, step).indices(source.shape[axis])
+        given = [*rest, *[0, None, None, 1][len(rest) :]]
+        axis = given[0] % len(source.shape)
+        first, last, step = slice(*given[1:]).indices(source.shape[axis])
         return [(axis, first, last)] if step == 1 and first < last else None
     sizes, dim = rest[0], rest[1] if len(rest) > 1 else node.options.get("dim", 0)
     axis = dim % len(source.shape)
