@@ -8,7 +8,6 @@ belong to the same units.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from onebasin.symmetry.weave import Value
 from onebasin.trace import Graph, Node
@@ -56,10 +55,9 @@ def _cuts(node: Node) -> list[tuple[int, int, int]] | None:
         return None
     source, *rest = node.arguments
     if node.short == "slice":
-        missing: tuple[Any, ...] = (0, None, None, 1)
-        dim, start, end, step = (*rest, *missing[len(rest) :])
-        axis = dim % len(source.shape)
-        first, last, step = slice(start, end, step).indices(source.shape[axis])
+        given = [*rest, *[0, None, None, 1][len(rest) :]]
+        axis = given[0] % len(source.shape)
+        first, last, step = slice(*given[1:]).indices(source.shape[axis])
         return [(axis, first, last)] if step == 1 and first < last else None
     sizes, dim = rest[0], rest[1] if len(rest) > 1 else node.options.get("dim", 0)
     axis = dim % len(source.shape)
