@@ -129,10 +129,11 @@ def absolute(
 
     What is covered is T of the population the examples come from, in the bins of these examples: those of `ace` are
     where these examples put them, and the population's own quantiles may give another error. Its estimate
-    t = sum_c |x_c| is never below zero and so too large on average, by as much as t itself where T = 0, and resampling adds the same bias once
-    more: quantiles of draws of t lie above T, and their bias correction ends outside of what was drawn. T has a kink
-    wherever m_c = 0, and there no bootstrap of t itself is consistent (Fang and Santos, 2019). What is resampled is
-    therefore x, and the error e = x* - x of a draw is carried through the directional derivative of T:
+    t = sum_c |x_c| is never below zero and so too large on average, by as much as t itself where T = 0, and resampling
+    adds the same bias once more: quantiles of draws of t lie above T, and their bias correction ends outside of what
+    was drawn. T has a kink wherever m_c = 0, and there no bootstrap of t itself is consistent (Fang and Santos, 2019).
+    What is resampled is therefore x, and the error e = x* - x of a draw is carried through the directional derivative
+    of T:
 
         low  = t - the (1 + level) / 2 quantile of  sum_{certain c} s_c e_c + sum_{other c} |e_c|,
         high = t + the (1 + level) / 2 quantile of  sum_c s_c e_c,
