@@ -284,10 +284,3 @@ def run_with(model: nn.Module, tensors: Mapping[str, Tensor], call: Call) -> Any
             f"{type(model).__name__} could not be called with ({described(call)}): "
             f"{type(error).__name__}: {error}. Give inputs of the shapes and dtypes that its forward expects"
         ) from error
-
-
-@contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, without gradient; on exit every module and the global generator are as before."""
-    with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
-        yield

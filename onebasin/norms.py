@@ -23,15 +23,16 @@ from onebasin.calling import (
     Call,
     Inputs,
     as_seen,
+    attributes_kept,
     batches,
     check_fits,
     fixed_buffers,
     floating_dtype,
     moved,
     run_with,
-    undisturbed,
 )
 from onebasin.errors import InputError, StatisticsWarning
+from onebasin.memory import undisturbed
 from onebasin.state import State, is_statistic, shared_names
 
 BATCH = 1000  # most examples that are normalised together
@@ -319,7 +320,7 @@ def _seen(
     rows, call = next(batches(inputs, size))
     tensors = as_seen(model, state)
     watch = _Seen(tensors)
-    with undisturbed(model), watch:
+    with undisturbed(model, call), watch:
         run_with(model, *_placed(model, tensors, call))
     each = _ALIVE * watch.nbytes // (rows.stop - rows.start)
     return tuple(name for name in watch.names if name not in left), 1 + each
@@ -464,7 +465,10 @@ class _Pass:
     def alone(self, stacked: State) -> dict[str, tuple[Tensor, Tensor]]:
         """The same for one member after the other: right for every model."""
         members = len(next(iter(stacked.values())))
-        each = [self({name: value[index] for name, value in stacked.items()}) for index in range(members)]
+        each = []
+        for index in range(members):
+            with attributes_kept(self.model):  # what one member leaves in the model is not for the next
+                each.append(self({name: value[index] for name, value in stacked.items()}))
         return {
             name: (torch.stack([part[name][0] for part in each]), torch.stack([part[name][1] for part in each]))
             for name in each[0]
@@ -480,7 +484,7 @@ def _measured(model: nn.Module, block: State, inputs: Inputs, size: int, constan
     refused = False
     for _, call in batches(inputs, size):
         run = _Pass(model, fixed, moved(call, device, dtype), constant)
-        with undisturbed(model):
+        with undisturbed(model, call):
             if not refused:
                 try:
                     here = run.together(own)

@@ -19,8 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from onebasin.calling import Call
 from onebasin.errors import InputError
+from onebasin.memory import undisturbed
 from onebasin.predict.batches import moved
-from onebasin.predict.forward import as_seen, check_fits, described, fixed_buffers, floating_dtype, undisturbed
+from onebasin.predict.forward import as_seen, check_fits, described, fixed_buffers, floating_dtype
 from onebasin.predict.taps import READ, WRITTEN, Contraction, Cut, Exponents, Tap, contraction, find_cut
 from onebasin.state import State
 
@@ -90,7 +91,7 @@ class Reader:
     def _run(self, tensors: State, call: Call, sides: Mapping[str, str]) -> dict[str, dict[Exponents, Tensor]]:
         watch = _Watch(self, tensors, sides)
         arguments, options = call
-        with torch.inference_mode(False), undisturbed(self.model), _open_kernels(self.model), watch:
+        with torch.inference_mode(False), undisturbed(self.model, call), _open_kernels(self.model), watch:
             try:
                 functional_call(self.model, tensors, arguments, options, tie_weights=False)
             except (RuntimeError, TypeError, ValueError, IndexError) as error:

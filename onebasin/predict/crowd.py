@@ -10,6 +10,7 @@ from torch.func import functional_call
 
 from onebasin.calling import Call, Inputs
 from onebasin.errors import InputError
+from onebasin.memory import undisturbed
 from onebasin.population import Population
 from onebasin.predict.batches import batches, moved
 from onebasin.predict.forward import (
@@ -21,7 +22,6 @@ from onebasin.predict.forward import (
     floating_dtype,
     narrowed,
     one_tensor,
-    undisturbed,
 )
 from onebasin.predict.vectorised import Pass, Vectorised, mapped
 
@@ -120,5 +120,5 @@ class _Together:
                 self.model, functional_call(self.model, everything, arguments, options, tie_weights=False)
             )
 
-        with undisturbed(self.model):
+        with undisturbed(self.model, call):
             return mapped(one, stacked, moved(call, device, dtype))

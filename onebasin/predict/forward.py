@@ -19,9 +19,9 @@ from onebasin.calling import (
     floating_dtype,
     moved,
     run_with,
-    undisturbed,
 )
 from onebasin.errors import InputError
+from onebasin.memory import undisturbed
 
 __all__ = [
     "BATCH",
@@ -34,7 +34,6 @@ __all__ = [
     "narrowed",
     "one_tensor",
     "outputs",
-    "undisturbed",
     "wide_outputs",
 ]
 
@@ -94,7 +93,7 @@ class Bound:
 
     def run(self, call: Call, *, grad: bool = False) -> Any:
         """The same for a model that may return anything, for those who only watch it."""
-        with undisturbed(self.model), torch.set_grad_enabled(grad):
+        with undisturbed(self.model, call), torch.set_grad_enabled(grad):
             return run_with(self.model, self._everything, moved(call, self.device, self.dtype))
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from onebasin.calling import Call, evaluation_mode
+from onebasin.calling import Call, attributes_kept, evaluation_mode
+from onebasin.memory import own_tables
 from onebasin.norms import Given, frozen_norms, measured
 from onebasin.predict.batches import moved
 from onebasin.predict.forward import fixed_buffers, one_tensor
@@ -41,13 +42,17 @@ class Differentiable:
         """Outputs of members (members, *shape) of every tensor for one batch."""
         given = (call, statistics) if statistics is not None else (call,)
         placed: Any = tuple(moved(own, self.device, self.dtype) for own in given)
-        with evaluation_mode(self.model), torch.random.fork_rng(devices=[]):
+        with evaluation_mode(self.model), torch.random.fork_rng(devices=[]), own_tables(self.model, call):
             return self._several(stacked, placed)
 
     def _each(self, stacked: Mapping[str, Tensor], placed: Any) -> Tensor:
         members = len(next(iter(stacked.values())))
         states = ({name: value[index] for name, value in stacked.items()} for index in range(members))
-        return torch.stack([self._one(state, placed) for state in states])
+        return torch.stack([self._alone(state, placed) for state in states])
+
+    def _alone(self, tensors: Mapping[str, Tensor], placed: Any) -> Tensor:
+        with attributes_kept(self.model):  # what one member leaves in the model is not for the next
+            return self._one(tensors, placed)
 
     def _one(self, tensors: Mapping[str, Tensor], placed: Any) -> Tensor:
         (arguments, options), *others = placed  # one Call, or two

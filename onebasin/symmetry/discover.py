@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.calling import Inputs
+from onebasin.calling import Inputs, call_arguments
 from onebasin.errors import InputError, OnebasinError, TraceError
+from onebasin.memory import nothing_remembered
 from onebasin.state import state_of
 from onebasin.symmetry import assemble, exponents, fibres
 from onebasin.symmetry.axes import Atom, Reason, atoms, resolve
@@ -24,7 +25,6 @@ from onebasin.symmetry.blocks import Blocks, Fusions
 from onebasin.symmetry.companions import UNREAD, Companions, with_companions
 from onebasin.symmetry.constants import constants, uniform_axes
 from onebasin.symmetry.group import Symmetry
-from onebasin.symmetry.memory import nothing_remembered
 from onebasin.symmetry.pieces import Pieces, Range, parted
 from onebasin.symmetry.rules import rule_for
 from onebasin.symmetry.rules.pointwise import plain
@@ -105,7 +105,7 @@ def discover(
     given = [inputs, *also]
     for example in given:
         check_call(model, example)
-    with nothing_remembered(model, inputs) as remembered:
+    with nothing_remembered(model, call_arguments(inputs)) as remembered:
         made = variants(model, inputs) if vary else Variants()
         # One trace is what discovery costs, so of the example and its wider form only the latter, which hides less,
         # is traced; at the former the symmetry is proved by evaluation.

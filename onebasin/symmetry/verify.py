@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from onebasin.calling import Inputs, call_arguments, evaluation_mode, global_seed, training_mode
 from onebasin.errors import InputError, SymmetryError
+from onebasin.memory import nothing_remembered
 from onebasin.state import State, state_of
 from onebasin.symmetry.element import Element
 from onebasin.symmetry.group import Symmetry
-from onebasin.symmetry.memory import nothing_remembered
 from onebasin.symmetry.space import FREEDOMS
 from onebasin.trace import shared_memory
 
@@ -114,7 +114,7 @@ def verify(
         InputError: `training` asks for a call in training mode that the model refuses.
     """
     rows = []
-    with nothing_remembered(model, inputs):
+    with nothing_remembered(model, call_arguments(inputs)):
         bench = _Bench(model, symmetry, inputs, seed, training)
         for space in symmetry.spaces:
             for freedom in space.freedoms if spaces is None or space.name in spaces else ():

@@ -3,7 +3,7 @@
 Some models keep a table that they derive from a parameter, in a dict at the first call in evaluation mode or in an
 attribute that `train(False)` sets. Moving the parameter does not move the table, so as long as it is kept, the model
 computes with the table of other weights. Here such tables are found and, for a while, computed anew in every call:
-the function that is analysed and proved is that of the weights alone.
+the function that is analysed, proved, or evaluated with the weights of other networks is that of the weights alone.
 """
 
 from __future__ import annotations
@@ -12,18 +12,66 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from onebasin.calling import HOOKS, Inputs, attributes_kept, call_arguments, evaluation_mode
+from onebasin.calling import HOOKS, Call, attributes_kept, evaluation_mode
 
 Kept = dict[str, list[Tensor]]  # the tensors in each attribute of a module
 REGISTRIES = HOOKS | {"_parameters", "_modules"}
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+_FOUND: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()  # what a model held, and whether it keeps
 
 
 @contextlib.contextmanager
-def nothing_remembered(model: nn.Module, inputs: Inputs) -> Iterator[tuple[str, ...]]:
+def undisturbed(model: nn.Module, call: Call) -> Iterator[None]:
+    """Evaluation mode, without gradient, for one call with the weights of some network.
+
+    On exit every module and the global generator are as before. A model that keeps tables derived from its own weights
+    computes them anew inside, so that a network is never evaluated with the tables of another.
+    """
+    with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]), own_tables(model, call):
+        yield
+
+
+@contextlib.contextmanager
+def own_tables(model: nn.Module, call: Call) -> Iterator[None]:
+    """Inside, a call computes what the model would keep from other weights anew; most models keep nothing."""
+    with contextlib.ExitStack() as stack:
+        if _remembers(model, call):
+            stack.enter_context(nothing_remembered(model, call))
+        yield
+
+
+def _remembers(model: nn.Module, call: Call) -> bool:
+    """Whether a model keeps tables, found out once for what it holds.
+
+    Only models that hold tensors outside of their state dict, or empty dicts and lists, or override `train` are tried.
+    """
+    held = tuple(
+        (path, type(module).train is not nn.Module.train, names)
+        for path, module in model.named_modules()
+        if (names := tuple(name for name in _kept(module, empty=True) if name != "_buffers"))
+        or type(module).train is not nn.Module.train
+    )
+    if not held:
+        return False
+    known = _FOUND.get(model)
+    if known is None or known[0] != held:
+        try:
+            with nothing_remembered(model, call) as sentences:
+                known = _FOUND[model] = held, bool(sentences)
+        except Exception:  # with its own weights the model cannot be called like this, so it cannot be found out
+            return False
+    return known[1]
+
+
+@contextlib.contextmanager
+def nothing_remembered(model: nn.Module, call: Call) -> Iterator[tuple[str, ...]]:
     """Inside, the model computes what it would remember anew in every call; on exit it is as it was.
 
     Yields:
@@ -35,8 +83,8 @@ def nothing_remembered(model: nn.Module, inputs: Inputs) -> Iterator[tuple[str, 
             if type(module).train is not nn.Module.train and (names := _set_by_train(module)):
                 found[path] = names
                 vars(module)["forward"] = _refreshed(module)
-        _clear(model, inputs)
-        for path, names in _derived(model, inputs):
+        _clear(model, call)
+        for path, names in _derived(model, call):
             found.setdefault(path, []).extend(names)
         yield tuple(
             f"{path or 'the model'}: {', '.join(names)} is computed from weights and kept between calls; the symmetry "
@@ -46,8 +94,11 @@ def nothing_remembered(model: nn.Module, inputs: Inputs) -> Iterator[tuple[str, 
         )
 
 
-def _kept(module: nn.Module) -> Kept:
-    """The tensors that a module holds outside of its state dict, by attribute."""
+def _kept(module: nn.Module, *, empty: bool = False) -> Kept:
+    """The tensors that a module holds outside of its state dict, by attribute.
+
+    With `empty`, dicts and lists that hold nothing yet are listed as well.
+    """
     found: Kept = {}
     for name, value in vars(module).items():
         if not isinstance(value, Tensor | dict | list | tuple) or name in REGISTRIES:
@@ -56,7 +107,7 @@ def _kept(module: nn.Module) -> Kept:
             held = _tensors_in([module._buffers.get(key) for key in module._non_persistent_buffers_set])
         else:
             held = _tensors_in(value)
-        if held:
+        if held or (empty and isinstance(value, dict | list) and not value and name not in _OF_EVERY_MODULE):
             found[name] = held
     return found
 
@@ -133,7 +184,7 @@ def _refreshed(module: nn.Module) -> Callable[..., Any]:
     return fresh
 
 
-def _clear(model: nn.Module, inputs: Inputs) -> None:
+def _clear(model: nn.Module, call: Call) -> None:
     """Drop what a call computes again when it is missing: attributes are deleted or set to None, containers emptied.
 
     What is missed is put back, and so is what is not computed again: a model may ask whether it has an attribute.
@@ -145,44 +196,44 @@ def _clear(model: nn.Module, inputs: Inputs) -> None:
             if isinstance(value, dict | list):
                 content: Any = value.copy()
                 value.clear()
-                if not _made_again(model, inputs, module, name):
+                if not _made_again(model, call, module, name):
                     value.update(content) if isinstance(value, dict) else value.extend(content)
                 continue
             del held[name]
-            if not _made_again(model, inputs, module, name):
+            if not _made_again(model, call, module, name):
                 held[name] = None
-                if not _made_again(model, inputs, module, name):
+                if not _made_again(model, call, module, name):
                     held[name] = value
 
 
-def _made_again(model: nn.Module, inputs: Inputs, module: nn.Module, name: str) -> bool:
+def _made_again(model: nn.Module, call: Call, module: nn.Module, name: str) -> bool:
     with contextlib.suppress(Exception):
-        return bool(_after_call(model, inputs, {}, lambda: name in _kept(module)))
+        return bool(_after_call(model, call, {}, lambda: name in _kept(module)))
     return False
 
 
-def _after_call(model: nn.Module, inputs: Inputs, state: Mapping[str, Tensor], look: Callable[[], Any]) -> Any:
+def _after_call(model: nn.Module, call: Call, state: Mapping[str, Tensor], look: Callable[[], Any]) -> Any:
     """What is seen after a call with these weights, before the model is put back as it was."""
-    arguments, options = call_arguments(inputs)
+    arguments, options = call
     with evaluation_mode(model), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         torch.func.functional_call(model, dict(state), arguments, options)
         return look()
 
 
-def _derived(model: nn.Module, inputs: Inputs) -> Iterator[tuple[str, list[str]]]:
+def _derived(model: nn.Module, call: Call) -> Iterator[tuple[str, list[str]]]:
     """Module paths and attributes that hold, after a call, what other weights would make differ."""
 
     def look() -> dict[str, Kept]:
         return {path: _copied(kept) for path, module in model.named_modules() if (kept := _kept(module))}
 
     before = {path: _kept(module) for path, module in model.named_modules()}
-    held = _after_call(model, inputs, {}, look)
+    held = _after_call(model, call, {}, look)
     if all(not _differing(before[path], kept) for path, kept in held.items()):
         return
     others = {name: tensor * 1.1 + 0.01 for name, tensor in _dense(model.state_dict()).items()}
     with contextlib.suppress(Exception):
-        moved = _after_call(model, inputs, others, look)
+        moved = _after_call(model, call, others, look)
         for path, kept in moved.items():
             if names := _differing(held.get(path, {}), kept):
                 yield path, names
