@@ -195,8 +195,8 @@ def _unshare_progress() -> None:
     By default it makes one between processes, a semaphore of the system, which a worker that is killed leaves behind:
     the resource tracker then complains at the end of leaked objects.
     """
-    try:
-        from tqdm import tqdm  # type: ignore[import-untyped]
-    except ImportError:  # torch works without
-        return
-    tqdm.set_lock(threading.RLock())
+    from torch import hub  # workers need torch anyway
+
+    set_lock = getattr(getattr(hub, "tqdm", None), "set_lock", None)  # torch works without tqdm too
+    if set_lock is not None:
+        set_lock(threading.RLock())
