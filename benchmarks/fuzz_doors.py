@@ -291,7 +291,7 @@ def _build_uci(folder: Path) -> None:
 def _use_data(path: Path) -> None:
     found = load_data(path)
     found.standardised()
-    cli_data.read(f"{path}:test")
+    cli_data.read(f"{path}#0:test")
 
 
 def _build_idx(folder: Path, *, packed: bool) -> None:

@@ -47,7 +47,7 @@ def judged(tail: Tail, losses: np.ndarray) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("schedule", "steps", "bins"),
-    [("constant", 1000, 10), ("cosine", 1000, 10), ("constant", 60, 6), ("cosine", 9, 6), ("constant", 4, 4)],
+    [("constant", 1000, 10), ("cosine", 1000, 10), ("constant", 60, 6), ("cosine", 9, 9), ("constant", 4, 4)],
 )
 def test_the_trend_is_that_of_least_squares(schedule: str, steps: int, bins: int) -> None:
     """Epochs have 5 steps: bins of 1,000 and of 60 steps are whole epochs, of fewer single steps."""

@@ -3,8 +3,8 @@
 Progress s in [0, 1] is the share of the sum of all learning rates that has been spent: with a constant rate the share
 of steps, with a cosine schedule more slowly towards the end. The epochs with s > 0.8, six at least, are cut into six to
 ten bins of whole epochs, so that each bin has seen every example equally often and the choice of mini-batches makes no
-noise; of a training of fewer than six epochs, steps take the place of epochs. The mean losses of the bins are fitted by
-least squares,
+noise. A training of fewer than six epochs is looked at as a whole, in bins of steps. The mean losses of the bins are
+fitted by least squares,
 
     loss(s) = a - fall * s + b * rate(s) + residual,    noise = t * standard error of fall, from the residuals,
 
@@ -59,8 +59,11 @@ class Tail:
         steps = stage.steps
         rate = torch.tensor([kernel.optimiser.rate_at(Moment(step, steps)) for step in range(steps)]).double()
         progress = rate.cumsum(0) / rate.sum()
-        unit = kernel.minibatches.per_epoch if steps >= FEWEST * kernel.minibatches.per_epoch else 1
-        wanted = min(steps // unit, max(FEWEST, int((progress > 1 - SHARE).sum()) // unit))  # epochs in the tail
+        unit, wanted = kernel.minibatches.per_epoch, steps
+        if steps < FEWEST * unit:
+            unit = 1
+        else:
+            wanted = max(FEWEST, int((progress > 1 - SHARE).sum()) // unit)  # epochs in the tail
         bins = min(MOST, wanted)
         size = wanted // bins * unit
         first = steps - bins * size
