@@ -42,6 +42,7 @@ def two() -> Iterator[Cluster]:
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards of five members, so that a small crowd takes many."""
+    monkeypatch.setattr(import_module("onebasin.population.parting"), "block_members", lambda spec: BLOCK)
     for room in ("moments", "deviations"):
         monkeypatch.setattr(import_module(f"onebasin.posterior.{room}"), "block_members", lambda spec: BLOCK)
         monkeypatch.setattr(import_module(f"onebasin.posterior.{room}"), "_SHARE", 1)

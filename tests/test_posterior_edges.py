@@ -139,7 +139,9 @@ def test_infinite_numbers_are_null_in_records_and_seen_in_tables() -> None:
     assert "inf [1.0000, nan]" in str(found)
 
 
-@pytest.mark.parametrize(("option", "text"), [({"noise": 1.0}, "gaussian targets"), ({"draws": 5}, "posteriors only")])
+@pytest.mark.parametrize(
+    ("option", "text"), [({"noise": 1.0}, "noise=1.0 is for values"), ({"draws": 5}, "posteriors only")]
+)
 def test_options_that_nothing_reads_are_refused(option: dict[str, float], text: str) -> None:
     with pytest.raises(InputError, match=text):
         evaluate(MODEL, CROWD, (INPUTS, RIGHT), resamples=20, **option)  # type: ignore[arg-type]

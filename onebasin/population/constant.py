@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from onebasin.population.parting import parts
+
 if TYPE_CHECKING:
     from onebasin.population.crowd import Population
 
@@ -23,7 +25,8 @@ def constant_tensors(population: Population, names: Iterable[str]) -> set[str]:
     """
     left = set(names) if len(population) else set()
     first = population.member(0) if left else {}
-    for _, block in population.blocks() if left else ():
+    for _, part in parts(population) if left else ():
+        block = part.stacked()
         left = {name for name in left if torch.equal(block[name], first[name].expand_as(block[name]))}
         if not left:
             break

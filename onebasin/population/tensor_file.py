@@ -123,7 +123,8 @@ def _entry(path: Path, name: str, fields: Mapping[str, object], start: int) -> E
 
 def bytes_of(tensor: Tensor) -> memoryview:
     """Return the bytes of a contiguous tensor on the CPU, without a copy."""
-    array = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    flat = torch.as_strided(tensor.detach(), (tensor.numel(),), (1,))  # an axis of size 1 may have any stride
+    array = flat.view(torch.uint8).numpy()
     return memoryview(array)  # type: ignore[arg-type]  # numpy's stubs hide the buffer before Python 3.12
 
 

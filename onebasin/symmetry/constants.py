@@ -36,7 +36,9 @@ def constants(model: nn.Module, graph: Graph, inputs: Inputs, frozen: Iterable[s
     held = names - _with_ties(model, trained_parameters(model)) if frozen is None else _named(names, frozen)
     read = graph.batch_norm_statistics()
     buffers = {
-        name for name, tensor in state.items() if name not in names and name not in read and tensor.is_floating_point()
+        name
+        for name, tensor in state.items()
+        if name not in names and name not in read and tensor.is_floating_point() and tensor.layout == torch.strided
     }
     if buffers:
         updated = updated_buffers(model, inputs)
@@ -68,12 +70,14 @@ def updated_buffers(model: nn.Module, inputs: Inputs) -> set[str] | None:
     """Names of the buffers that a call in training mode changes; None if there can be no such call."""
     arguments, options = call_arguments(inputs)
     with training_mode(model), torch.random.fork_rng(devices=[]), torch.no_grad():
-        before = {name: tensor.clone() for name, tensor in state_of(model).items()}
+        dense = {name: tensor for name, tensor in state_of(model).items() if tensor.layout == torch.strided}
+        before = {name: tensor.clone() for name, tensor in dense.items()}
         try:
             model(*arguments, **options)
         except Exception:
             return None
-        return {name for name, tensor in state_of(model).items() if not torch.equal(tensor, before[name])}
+        after = state_of(model)
+        return {name for name, tensor in before.items() if not torch.equal(after[name], tensor)}
 
 
 def uniform_axes(tensor: Tensor) -> tuple[int, ...]:

@@ -120,12 +120,15 @@ def _is_mask(index: Value | None) -> bool:
 def index_tensor(weave: Weave, node: Node, x: Value, indices: Sequence[Value | None]) -> Value:
     """Advanced indexing."""
     assert node.shape is not None
-    if any(_is_mask(index) for index in indices):
-        for value in (x, *[index for index in indices if index is not None]):
+    used, where = _places(indices)
+    masks = [index for index in used.values() if _is_mask(index)]
+    # One mask over one axis picks entries of that axis and leaves the others in step, as an index does. A mask of
+    # several axes takes as many of x, and several indices are walked side by side.
+    if masks and (len(used) > 1 or len(masks[0].shape) != 1):
+        for value in (x, *used.values()):
             weave.freeze(value, Reason("entries are picked by a mask", node, explained=False))
         return weave.fixed(node.shape)
-    used, where = _places(indices)
-    if len(used) == 1 and (runs := _runs(x, where, used[where])):
+    if len(used) == 1 and not masks and (runs := _runs(x, where, used[where])):
         return cat(weave, node, [window(weave, node, x, where, first, length) for first, length in runs], where)
     for index in used.values():
         _unmoved(weave, node, index)
