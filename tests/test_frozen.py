@@ -1,5 +1,6 @@
 """Frozen parameters and other constants: no verb moves them, and all agree on which tensors are trained."""
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from onebasin.errors import InputError, SymmetryError
 from onebasin.posterior.uncertain import uncertain
 from onebasin.state import state_of, trained_parameters
 
+from .judging import numbers
 from .models import BATTERY, Case
 from .models.oracle import double
 
@@ -249,3 +251,62 @@ def test_older_files_are_read_and_impossible_ones_refused() -> None:
     ):
         with pytest.raises(SymmetryError, match="no Symmetry in the format"):
             ob.Symmetry.from_json(json.dumps({**data, **wrong}))
+
+
+class Kept(nn.BatchNorm1d):
+    """A norm of a frozen backbone: it never enters training mode."""
+
+    def train(self, mode: bool = True) -> "Kept":
+        return super().train(False)
+
+
+def constant_norms() -> dict[str, nn.Module]:
+    affine = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    affine[1].requires_grad_(False)
+    still = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).train()
+    still[1].eval()
+    kept = nn.Sequential(nn.Linear(4, 6), Kept(6), nn.ReLU(), nn.Linear(6, 3))
+    return {"affine": affine, "still": still, "kept": kept}
+
+
+@pytest.mark.parametrize("name", constant_norms())
+def test_statistics_of_frozen_norms_are_constants(name: str) -> None:
+    model = constant_norms()[name]
+    with torch.no_grad():
+        model[1].running_mean.copy_(numbers(6)), model[1].running_var.copy_(numbers(6, seed=1).exp())
+    symmetry = ob.discover(model, numbers(5, 4).float())
+    states = [copy.deepcopy(model).state_dict() for _ in range(4)]
+    for index, state in enumerate(states):
+        for key in ("0.weight", "0.bias", "3.weight"):
+            state[key] = state[key] + 0.3 * numbers(*state[key].shape, seed=index).float()
+    population = ob.Population.from_states(states)
+    for moved in (
+        ob.align(population, symmetry).population,
+        ob.balance(population, symmetry).population,
+        ob.canonicalise(population, symmetry).population,
+    ):
+        for key in ("1.running_mean", "1.running_var"):
+            assert torch.equal(moved.tensor(key), population.tensor(key)), key
+
+
+def test_a_batch_of_one_does_not_turn_constants_into_statistics() -> None:
+    class Standardise(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("running_mean", numbers(6).float())
+            self.register_buffer("running_var", numbers(6, seed=1).float().exp())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x - self.running_mean) / self.running_var.sqrt()
+
+    model = nn.Sequential(
+        nn.Linear(4, 6), Standardise(), nn.ReLU(), nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 2)
+    )
+    one, several = (ob.discover(model, numbers(batch, 4).float()) for batch in (1, 4))
+    assert [space.name for space in one.spaces] == [space.name for space in several.spaces]
+    assert "1.running_mean" in one.frozen and "4.running_mean" not in one.frozen
+
+
+def test_ordinary_norms_keep_their_freedoms_at_an_example_of_zeros() -> None:
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    assert not ob.discover(model, torch.zeros(2, 4)).frozen

@@ -459,3 +459,28 @@ def test_the_command_line_asks_for_training_and_constants(
     assert set(found("--frozen", "first").frozen) == {"first.weight", "first.bias"}
     code, _, err = run(*given, "--evaluation-only", "--training-input", "4x3x3")
     assert code != 0 and "give one of them" in err
+
+
+class Replaced(nn.Module):
+    """In training mode some units are replaced by ones, whatever their scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.inner(x))
+        if self.training:
+            hidden = torch.where(torch.rand_like(hidden) < 0.3, torch.ones_like(hidden), hidden)
+        return self.outer(hidden)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.AlphaDropout(0.5), nn.Linear(6, 3)), Replaced()],
+    ids=["alpha dropout", "replaced"],
+)
+def test_noise_does_not_hide_what_fails_in_training_mode(model: nn.Module) -> None:
+    """At the mean of the noise a scale passes; at other values of it the function changes."""
+    (space,) = ob.discover(model, torch.randn(5, 4, generator=torch.Generator().manual_seed(0))).spaces
+    assert space.freedoms == ("permutation",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -147,7 +148,8 @@ def _moves(p: Posterior, q: Posterior, symmetry: Symmetry, by: str) -> list[_Mov
     for name, scale in ((ORDER, "keep"), (SCALES_OF_P, "reference")):
         if scale == "keep" or symmetry.dimensions:
             element = onto(p, q, symmetry, by=by, scale=scale)
-            found.append(_Move(name, element, carried(q, element, symmetry)))
+            with contextlib.suppress(SymmetryError):  # companions that have no exact form under scales
+                found.append(_Move(name, element, carried(q, element, symmetry)))
     return found
 
 
@@ -166,10 +168,10 @@ def _nearest(
     best = moves[least].name, values[least], moves[least].element
     if scales is not None:
         start = moves[least]
-        element = symmetry.compose(scales.descended(p, start.moved, objective), start.element)
         try:
+            element = symmetry.compose(scales.descended(p, start.moved, objective), start.element)
             value = measured(carried(moves[0].moved, element, symmetry))
-        except SymmetryError:  # a batch norm's variance would have to be negative
+        except SymmetryError:  # a batch norm's variance would have to be negative, or a companion has no exact form
             return values[0], best
         if value.value < (1 - _ROUNDING) * best[1].value:
             best = CLOSEST, value, element

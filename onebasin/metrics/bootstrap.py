@@ -218,6 +218,7 @@ def resampled(
     if method == "bca":
         # No draw on one side of the value, yet draws differ: its bias is beyond what they can correct.
         outside = ((found > value).all(0) | (found < value).all(0)) | (value < low) | (value > high)
+        outside |= (low == high) & (found != found[:1]).any(0)  # draws that differ, but an interval without a width
         low, high = (end.masked_fill(outside, math.nan) for end in (low, high))
     return Interval(value, low, high)
 

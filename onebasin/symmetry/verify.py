@@ -32,7 +32,9 @@ from onebasin.trace import shared_memory
 TOLERANCE = 1e-9
 DRAWS = 3  # elements of a proof; see `moving_elements`
 RANDOM = {f"aten::{name}" for name in ("rand", "rand_like", "uniform_", "randn", "randn_like", "normal", "normal_")}
-NOISE = 0.7  # what a random number is replaced by in training mode
+# What a random number, and the outcome of a coin (None: its odds), are replaced by in training mode. At one value alone a
+# wrong freedom may cancel: the constant of an alpha dropout is zero on average, `rand < p` always takes one side.
+NOISES: tuple[tuple[float, float | None], ...] = ((0.7, None), (0.05, 0.0), (0.95, 1.0))
 # Of batch norms in training mode: far below any variance; or above rounding, where a channel does not vary otherwise.
 EPSILONS = (1e-30, 1e-12)
 
@@ -225,6 +227,7 @@ class _Experiment:
     training: bool
     call: Any
     values: list[Tensor]
+    noise: tuple[float, float | None] = NOISES[0]
 
 
 class _Bench:
@@ -342,8 +345,12 @@ class _Bench:
                 continue
             if not _finite(values):
                 reason = reason or "it returns no finite number"
-            elif asked or not _same(values, self.experiments[0].values):
+            elif asked or self.random or not _same(values, self.experiments[0].values):
                 self.experiments.append(_Experiment(True, call, values))
+                for noise in NOISES[1:] if self.random else ():
+                    self.experiments.append(
+                        _Experiment(True, call, self._outputs(call, training=True, noise=noise), noise)
+                    )
                 return
             else:
                 return
@@ -368,6 +375,7 @@ class _Bench:
         state: Mapping[str, Tensor] | None = None,
         training: bool = False,
         epsilon: float = EPSILONS[0],
+        noise: tuple[float, float | None] = NOISES[0],
     ) -> list[Tensor]:
         arguments, options = call
         state = self.state if state is None else state
@@ -375,8 +383,9 @@ class _Bench:
         # A forward pass may update buffers in place.
         updated = {name: state.get(name, buffer).clone() for name, buffer in buffers.items()}
         mode = training_mode if training else evaluation_mode
-        with _same_conditions(), mode(self.model), torch.no_grad(), _Float64(training, epsilon):
+        with _same_conditions(), mode(self.model), torch.no_grad(), _Float64(training, epsilon, noise) as run:
             result = torch.func.functional_call(self.model, {**state, **updated}, arguments, options, tie_weights=False)
+        self.random = run.random
         return [leaf.double() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
     def errors(
@@ -406,10 +415,10 @@ class _Bench:
 
     def _error(self, experiment: _Experiment, moved: State) -> float:
         """Largest relative error of a call's outputs; in training mode with the epsilon that rounds less."""
-        call, training = experiment.call, experiment.training
-        error = _largest(experiment.values, self._outputs(call, moved, training))
+        call, training, noise = experiment.call, experiment.training, experiment.noise
+        error = _largest(experiment.values, self._outputs(call, moved, training, noise=noise))
         if training and error > TOLERANCE:
-            before, after = (self._outputs(call, state, True, EPSILONS[1]) for state in (self.state, moved))
+            before, after = (self._outputs(call, state, True, EPSILONS[1], noise) for state in (self.state, moved))
             error = min(error, _largest(before, after))
         return error
 
@@ -457,13 +466,14 @@ class _Float64(TorchDispatchMode):
 
     In training mode the units of a layer have noise of their own, so that a moved network gives the same outputs in
     distribution only. Every random number is therefore replaced by one constant: dropout by its mean, which leaves all
-    as it is, other noise by `NOISE`. And batch norms divide by the deviation of the batch alone: their epsilon is no
+    as it is, other noise by one of `NOISES`. And batch norms divide by the deviation of the batch alone: their epsilon is no
     part of the claim, since scales of what they read change the function in training mode by about epsilon / variance.
     """
 
-    def __init__(self, training: bool, epsilon: float) -> None:
+    def __init__(self, training: bool, epsilon: float, noise: tuple[float, float | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.training, self.epsilon = training, epsilon
+        self.training, self.epsilon, self.noise = training, epsilon, noise
+        self.random = False  # whether a random number was replaced
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Widen arguments and requested dtypes."""
@@ -474,13 +484,20 @@ class _Float64(TorchDispatchMode):
         name = func._schema.name
         if name == "aten::native_dropout":
             return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        if name in ("aten::native_batch_norm", "aten::_native_batch_norm_legit") and isinstance(args[-1], float):
+        norm = name in ("aten::native_batch_norm", "aten::_native_batch_norm_legit")
+        if norm and isinstance(args[-1], float) and any(value is True for value in args):  # of the batch itself
             args[-1] = min(args[-1], self.epsilon)
         result = func(*args, **kwargs)
         if name in ("aten::bernoulli", "aten::bernoulli_"):
+            self.random = True
+            if self.noise[1] is not None:
+                return result.fill_(self.noise[1])
             odds = args[1] if len(args) > 1 else kwargs.get("p", args[0] if name == "aten::bernoulli" else 0.5)
             return result.copy_(odds) if isinstance(odds, Tensor) else result.fill_(odds)
-        return result.fill_(NOISE) if name in RANDOM else result
+        if name not in RANDOM:
+            return result
+        self.random = True
+        return result.fill_(self.noise[0])
 
 
 def _widened(value: Any) -> Any:
