@@ -32,8 +32,8 @@ from onebasin.trace import shared_memory
 TOLERANCE = 1e-9
 DRAWS = 3  # elements of a proof; see `moving_elements`
 RANDOM = {f"aten::{name}" for name in ("rand", "rand_like", "uniform_", "randn", "randn_like", "normal", "normal_")}
-# What a random number, and the outcome of a coin (None: its odds), are replaced by in training mode. At one value alone a
-# wrong freedom may cancel: the constant of an alpha dropout is zero on average, `rand < p` always takes one side.
+# What a random number, and the outcome of a coin (None: its odds), are replaced by in training mode. At one value alone
+# a wrong freedom may cancel: the constant of an alpha dropout is zero on average, `rand < p` always takes one side.
 NOISES: tuple[tuple[float, float | None], ...] = ((0.7, None), (0.05, 0.0), (0.95, 1.0))
 # Of batch norms in training mode: far below any variance; or above rounding, where a channel does not vary otherwise.
 EPSILONS = (1e-30, 1e-12)
@@ -466,8 +466,8 @@ class _Float64(TorchDispatchMode):
 
     In training mode the units of a layer have noise of their own, so that a moved network gives the same outputs in
     distribution only. Every random number is therefore replaced by one constant: dropout by its mean, which leaves all
-    as it is, other noise by one of `NOISES`. And batch norms divide by the deviation of the batch alone: their epsilon is no
-    part of the claim, since scales of what they read change the function in training mode by about epsilon / variance.
+    as it is, other noise by one of `NOISES`. And batch norms divide by the deviation of the batch alone: their epsilon
+    is no part of the claim, as scales of what they read change the function in training mode by about epsilon / variance.
     """
 
     def __init__(self, training: bool, epsilon: float, noise: tuple[float, float | None]) -> None:
