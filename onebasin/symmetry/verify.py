@@ -467,7 +467,7 @@ class _Float64(TorchDispatchMode):
     In training mode the units of a layer have noise of their own, so that a moved network gives the same outputs in
     distribution only. Every random number is therefore replaced by one constant: dropout by its mean, which leaves all
     as it is, other noise by one of `NOISES`. And batch norms divide by the deviation of the batch alone: their epsilon
-    is no part of the claim, as scales of what they read change the function in training mode by about epsilon / variance.
+    is no part of the claim, as scales of what they read change the function there by about epsilon / variance.
     """
 
     def __init__(self, training: bool, epsilon: float, noise: tuple[float, float | None]) -> None:
