@@ -28,7 +28,8 @@ from benchmarks.planted import PROBLEMS, Problem, only, returned
 from benchmarks.targets import Targets, head, spread
 from benchmarks.train import DEEP, fresh, mlp, trained
 from onebasin import State, Symmetry
-from onebasin.align import barrier, match
+from onebasin.alignment.barrier import barrier
+from onebasin.alignment.match import match
 
 WIDE = (784, 512, 512, 512, 10)
 Solution = tuple[Mapping[str, Tensor], State]

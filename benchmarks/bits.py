@@ -79,9 +79,9 @@ def measured() -> dict[str, str]:
     out["align"] = hashed(tensors(aligned))
     out["align to one"] = hashed(tensors(ob.align(ensemble, symmetry, reference=ensemble.member(0)).population))
     out["balance"] = hashed(tensors(ob.balance(ensemble, symmetry).population))
-    out["canonicalise"] = hashed(tensors(ob.canonicalise(ensemble, symmetry, scale="balanced", order="max")))
-    for family in ("diagonal", "low-rank"):
-        posterior = ob.fit(aligned, family)
+    out["canonicalise"] = hashed(tensors(ob.canonicalise(ensemble, symmetry, scale="balanced", order="max").population))
+    for family, rank in (("diagonal", None), ("low-rank", 2)):
+        posterior = ob.fit(aligned, family, rank=rank)
         out[f"fit {family}"] = hashed(tensors(posterior.draw(3, torch.Generator().manual_seed(0))))
     posterior = ob.fit(aligned)
     out["predict"] = hashed(ob.predict(model, aligned, x_test, average=True))

@@ -24,10 +24,12 @@ from torch import Tensor
 import onebasin as ob
 from benchmarks.fixed_samples import PRIOR, Problem, problems
 from benchmarks.targets import Targets, head
-from onebasin import Population, Posterior, metrics
-from onebasin.compact import calibrate, refine
-from onebasin.posterior import Diagonal, Gaussian
-from onebasin.predict.running import summarise
+from onebasin import metrics
+from onebasin.population.population import Population
+from onebasin.posterior.gaussian import Diagonal, Gaussian
+from onebasin.posterior.posterior import Posterior
+from onebasin.posterior.predictive import summarise
+from onebasin.posterior.refine import calibrate, refine
 
 DRAWS = 1000  # as many as there are samples: fewer would add their own noise to TV
 HEADS = ("agree", "TV", "TV out", "acc", "NLL", "ECE", "AUROC", "AUROC MI", "MI", "MI out")

@@ -23,7 +23,7 @@ from benchmarks.planted import only
 from benchmarks.targets import Targets, head, spread
 from benchmarks.train import CACHE, fresh, mlp
 from onebasin import Population, State, Symmetry
-from onebasin.align import align
+from onebasin.alignment.align import align
 
 SMALL, LARGE = (64, 64, 64, 10), (784, 512, 10)
 ROOT = Path(__file__).resolve().parents[1]

@@ -18,10 +18,11 @@ from collections import Counter
 import torch
 
 import onebasin as ob
+from onebasin.functional.call import call_arguments, evaluation_mode
 from onebasin.symmetry.discover import analyse
+from onebasin.symmetry.trace import trace
 from onebasin.symmetry.variants import variants
 from onebasin.symmetry.verify import proven
-from onebasin.trace import call_arguments, evaluation_mode, trace
 from tests.models import BATTERY, GAPS, Case, missing
 
 KINDS = ("scale", "sign", "norm-scale", "norm-sign")

@@ -25,11 +25,12 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from benchmarks.targets import Targets, head, spread
-from onebasin.calling import global_seed
-from onebasin.data import digits, split
-from onebasin.discrepancy import FORMS, discrepancy, pair_distances
-from onebasin.discrepancy.distances import BLOCK_BYTES
-from onebasin.population import Population
+from onebasin.data.dataset import split
+from onebasin.data.embedded import digits
+from onebasin.evaluation.discrepancy import FORMS, discrepancy
+from onebasin.evaluation.distances import BLOCK_BYTES, pair_distances
+from onebasin.functional.call import global_seed
+from onebasin.population.population import Population
 from onebasin.population.sources import FileSource
 from onebasin.state import TensorSpec
 

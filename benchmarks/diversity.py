@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from benchmarks.memory import Peak
 from benchmarks.targets import Targets, head
 from onebasin import sample
-from onebasin.data import digits, split
-from onebasin.diversity import diversity
+from onebasin.data.dataset import split
+from onebasin.data.embedded import digits
+from onebasin.evaluation.diversity import diversity
 from onebasin.metrics.pairs import mutual_information_of_pairs, pairwise_mutual_information
 
 RATIO, GIGABYTES, ROUNDS = 20, 4.0, 3

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from benchmarks.fault_stage import LONGEST, Process, Verb, with_workers, workers_of
 from onebasin.errors import DiskError, InputError
-from onebasin.population.shard import shard_key
-from onebasin.population.store import shard_paths
+from onebasin.population.shard import shard_key, shard_paths
 
 REFUSED = (3, 4, 5, 7, 10)  # exit codes of our own errors
 

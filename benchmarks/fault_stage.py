@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onebasin.align.crowd import journal as align_journal
+from onebasin.alignment import journal as align_journal
 from onebasin.cli.main import main
-from onebasin.inference.runs import loop, pending
-from onebasin.inference.runs.journal import read_info
-from onebasin.inference.sampling import by_chain
-from onebasin.population import Population
-from onebasin.population.tensor_file import read_tensors
+from onebasin.inference import driver as loop
+from onebasin.inference import driver as pending
+from onebasin.inference.journal import read_info
+from onebasin.inference.sample import by_chain
+from onebasin.population.population import Population
+from onebasin.storage.tensor_file import read_tensors
 
 MODEL = """
 import torch

@@ -33,7 +33,7 @@ import torch
 
 from benchmarks.fault_kinds import KINDS, MOUNTING, FaultError, Scene
 from benchmarks.fault_stage import VERBS, Process, equal, result, set_stage
-from onebasin.tables import table
+from onebasin.reporting.text import table
 
 ATTEMPTS = 6
 _ALONE = "ONEBASIN_FAULTS_ALONE"  # set in the process that has a file system of its own

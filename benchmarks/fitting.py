@@ -22,8 +22,10 @@ from torch import Tensor
 
 from benchmarks.memory import Peak
 from benchmarks.targets import Targets, head
-from onebasin.population import Population
-from onebasin.posterior import LowRank, Posterior, fit
+from onebasin.population.population import Population
+from onebasin.posterior.fit import fit
+from onebasin.posterior.gaussian import LowRank
+from onebasin.posterior.posterior import Posterior
 from onebasin.state import TensorSpec
 
 LIMIT = 4e9

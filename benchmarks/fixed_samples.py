@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from benchmarks.mnist import ABSENT, load
 from benchmarks.train import CACHE, mlp
 from onebasin import Population, diagnose, sample
-from onebasin.data import digits, split
+from onebasin.data.dataset import split
+from onebasin.data.embedded import digits
 
 PRIOR = 0.3
 

@@ -29,7 +29,7 @@ from benchmarks.fuzz_doors import Door, warm_up
 from benchmarks.fuzz_list import DOORS
 from benchmarks.fuzz_mutations import mutate
 from onebasin.errors import OnebasinError
-from onebasin.tables import table as laid_out
+from onebasin.reporting.text import table as laid_out
 
 SECONDS = 10.0  # for one file
 MEMORY = 1 << 30  # bytes beyond what the imports take

@@ -26,17 +26,19 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from onebasin import Population, align, discover, fit
+from onebasin.alignment.align import align
 from onebasin.cli import data as cli_data
 from onebasin.cli.main import main
-from onebasin.data import load as load_data
+from onebasin.data.load import load as load_data
 from onebasin.data.openml import read_openml
-from onebasin.inference import sample
-from onebasin.population.archive_write import write_archives
-from onebasin.population.checksum import checksum, sealed
-from onebasin.posterior import load_posterior
-from onebasin.pruning.masks import Masks
-from onebasin.record import (
+from onebasin.inference.sample import sample
+from onebasin.population.archive import write_archives
+from onebasin.population.population import Population
+from onebasin.posterior.fit import fit
+from onebasin.posterior.posterior import load_posterior
+from onebasin.posterior.pruning import Masks
+from onebasin.reporting.page import page
+from onebasin.reporting.record import (
     Axis,
     Column,
     Figure,
@@ -49,9 +51,10 @@ from onebasin.record import (
     read_record,
     write_record,
 )
-from onebasin.report.page import page
 from onebasin.state import state_of
-from onebasin.symmetry import Symmetry
+from onebasin.storage.checksum import checksum, sealed
+from onebasin.symmetry.discover import discover
+from onebasin.symmetry.group import Symmetry
 
 OUT = "out"  # below the folder of a door: what a use writes, removed after each file
 
@@ -188,7 +191,7 @@ class _EnoughError(Exception):
 
 
 def _build_journal(folder: Path) -> None:
-    from onebasin.align.crowd import journal
+    from onebasin.alignment import journal
 
     before, journal._SECONDS = journal._SECONDS, -1.0
     told: list[int] = []

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from benchmarks import fuzz_doors as doors
 from benchmarks.fuzz_doors import Door
-from onebasin.pruning.masks import Masks
+from onebasin.posterior.pruning import Masks
 from onebasin.state import state_of
 
 _CACHE = "openml/www.openml.org"

@@ -25,7 +25,11 @@ from benchmarks.planted import built, only, varied
 from benchmarks.targets import Targets, head, spread
 from benchmarks.train import DEEP, Recipe, epochs, fresh, mlp, trained
 from onebasin import Population, State, Symmetry
-from onebasin.align import balance, canonicalise, exchangeability, match, transpositions
+from onebasin.alignment.balance import balance
+from onebasin.alignment.canonical import canonicalise
+from onebasin.alignment.exchangeability import exchangeability
+from onebasin.alignment.match import match
+from onebasin.alignment.transpositions import transpositions
 from onebasin.state import state_of
 from tests.models import BATTERY, missing
 from tests.models.pretrained import ResNet20, ani, data_dir, resnet20, tutorial_cnn

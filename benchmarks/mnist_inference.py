@@ -20,7 +20,7 @@ from benchmarks.fixed_samples import small
 from benchmarks.mnist import ABSENT, Digits, load
 from benchmarks.targets import Targets, head, spread
 from onebasin import Population, diagnose, sample
-from onebasin.predict import predictions
+from onebasin.functional.population_pass import predictions
 
 EPOCHS = 15  # of the ensemble; paper 1 has 50
 VI_EPOCHS = 20

@@ -24,7 +24,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from onebasin.population import Population
+from onebasin.population.population import Population
 
 TARGET = 2.0  # at most twice the time of raw safetensors
 

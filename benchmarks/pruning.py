@@ -28,10 +28,12 @@ from benchmarks.mnist import ABSENT, Digits, load
 from benchmarks.planted import only
 from benchmarks.targets import Targets, head, spread
 from onebasin import Population, Posterior, State, Symmetry
-from onebasin.metrics.agreement import agreement, total_variation
-from onebasin.posterior.fitting import fit
-from onebasin.predict import losses, predictions
-from onebasin.pruning import LEVELS, prune, pruning_curve, remove_units, resized, transfer
+from onebasin.functional.losses import losses
+from onebasin.functional.population_pass import predictions
+from onebasin.metrics.scores import agreement, total_variation
+from onebasin.posterior.fit import fit
+from onebasin.posterior.pruning import LEVELS, prune, pruning_curve, transfer
+from onebasin.posterior.units import remove_units, resized
 
 DRAWS = 100
 VI_EPOCHS = 20

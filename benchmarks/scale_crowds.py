@@ -11,7 +11,7 @@ from torch import nn
 from benchmarks.train import CACHE, mlp
 from onebasin import Population, State
 from onebasin.examples.published import optunet, resnet20_frn_silu
-from onebasin.inference.runs.start import fresh
+from onebasin.inference.start import fresh
 
 SMALL = (64, 64, 64, 10)
 WIDE = (784, 128, 10)

@@ -24,9 +24,12 @@ from benchmarks import scale_crowds as crowds
 from benchmarks.memory import Peak, anonymous_bytes
 from benchmarks.train import CACHE, mlp
 from onebasin import Population, Symmetry
-from onebasin.align import align, balance, canonicalise
-from onebasin.cluster import Cluster, open_cluster
+from onebasin.alignment.align import align
+from onebasin.alignment.balance import balance
+from onebasin.alignment.canonical import canonicalise
 from onebasin.examples.published import optunet, resnet18, resnet20_frn_silu
+from onebasin.parallel.choose import open_executor
+from onebasin.parallel.executor import Executor
 
 GROUP = Path("/sys/fs/cgroup/memory")  # of control groups, version 1
 LIMIT = 2_000_000_000
@@ -63,31 +66,31 @@ def permutations_of(widths: Sequence[int]) -> Symmetry:
 def whole_pipeline(members: int, workers: int) -> dict[str, Any]:
     """Discover, align, balance, fit, and compare two halves of OptuNet-sized networks."""
     population, model = crowds.optunets(members), optunet()
-    with watching() as (watch, found), _cluster(watch, workers) as cluster:
+    with watching() as (watch, found), _cluster(watch, workers) as executor:
         with watch.step("discover"):
             symmetry = ob.discover(model, torch.zeros(2, 1, 28, 28))
         with watch.step("align to consensus"):
-            aligned = align(population, symmetry, cluster=cluster)
+            aligned = align(population, symmetry, executor=executor)
         with watch.step("balance"):
-            balance(population, symmetry, cluster=cluster)
+            balance(population, symmetry, executor=executor)
         with watch.step("compact (fit)"):
-            ob.fit(aligned.population, cluster=cluster)
+            ob.fit(aligned.population, executor=executor)
         with watch.step("MMD, raw and without symmetries"):
             half = members // 2
-            ob.discrepancy(population[:half], population[half:], symmetry=symmetry, permutations=199, cluster=cluster)
+            ob.discrepancy(population[:half], population[half:], symmetry=symmetry, permutations=199, executor=executor)
     return {**found, "sweeps": aligned.sweeps}
 
 
 @contextmanager
-def _cluster(watch: Watch, workers: int, name: str | None = None) -> Iterator[Cluster]:
+def _cluster(watch: Watch, workers: int, name: str | None = None) -> Iterator[Executor]:
     """A cluster whose workers have begun."""
     with watch.step("start workers"):
-        cluster = open_cluster(workers=workers, cluster=name)
-        list(cluster.map(_nothing, range(workers), shared=None))
+        executor = open_executor(workers=workers, executor=name)
+        list(executor.map(_nothing, range(workers), shared=None))
     try:
-        yield cluster
+        yield executor
     finally:
-        cluster.close()
+        executor.close()
 
 
 def _nothing(shared: None, shard: int) -> None:
@@ -123,9 +126,9 @@ def backends(members: int, workers: int) -> dict[str, Any]:
         started = watch.steps["start workers"]
         with _cluster(watch, workers, "local") as remote:
             for _ in range(3):
-                for name, cluster in (("joblib", local), ("ray", remote)):
+                for name, executor in (("joblib", local), ("ray", remote)):
                     begun = time.perf_counter()
-                    results[name] = align(population, symmetry, reference="first", cluster=cluster).population
+                    results[name] = align(population, symmetry, reference="first", executor=executor).population
                     times[name].append(time.perf_counter() - begun)
     same = all(torch.equal(results["ray"].tensor(name), results["joblib"].tensor(name)) for name in population.names)
     begins = {"joblib": started, "ray": watch.steps["start workers"]}
@@ -137,12 +140,12 @@ def by_members(sizes: Sequence[int], workers: int) -> dict[str, Any]:
     symmetry = permutations_of(crowds.SMALL)
     rows = []
     watch = Watch()
-    with _cluster(watch, workers) as cluster:
+    with _cluster(watch, workers) as executor:
         steps: dict[str, Callable[[Population], Any]] = {
-            "align": lambda own: align(own, symmetry, cluster=cluster),
-            "balance": lambda own: balance(own, symmetry, cluster=cluster),
-            "canonicalise": lambda own: canonicalise(own, symmetry, cluster=cluster),
-            "fit": lambda own: ob.fit(own, cluster=cluster),
+            "align": lambda own: align(own, symmetry, executor=executor),
+            "balance": lambda own: balance(own, symmetry, executor=executor),
+            "canonicalise": lambda own: canonicalise(own, symmetry, executor=executor),
+            "fit": lambda own: ob.fit(own, executor=executor),
         }
         for members in sizes:
             population = crowds.perceptrons(members)

@@ -25,9 +25,8 @@ from torch.utils._pytree import tree_unflatten
 from benchmarks.peers.environment import PeerMissing, call
 from benchmarks.targets import Targets, head
 from benchmarks.train import mlp
-from onebasin.inference.density.network import target_of
-from onebasin.inference.density.target import Target
-from onebasin.inference.runs.units import lanes_for
+from onebasin.inference.journal import lanes_for
+from onebasin.inference.target import Target, target_of
 
 NETWORKS = {
     "airfoil": ((5, 16, 16, 16, 16, 2), 1202, 0),

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from benchmarks import tabular
 from benchmarks.tabular import Split
 from benchmarks.targets import Targets, head, spread
-from onebasin.inference import LearnedNoise, sample
-from onebasin.inference.density.likelihood import learned_gaussian
-from onebasin.metrics import rhat
-from onebasin.predict import predictions
+from onebasin.functional.population_pass import predictions
+from onebasin.inference.likelihood import LearnedNoise, learned_gaussian
+from onebasin.inference.sample import sample
+from onebasin.metrics.chains import rhat
 
 SETS = ("boston", "concrete", "energy", "yacht")
 RMSE, NLL, SECONDS = 0.1215 + 0.0042, -0.9126 + 0.0131, 300.0  # one standard deviation is granted

@@ -15,8 +15,8 @@ import click
 
 from onebasin.cli.main import group
 from onebasin.errors import OnebasinError
-from onebasin.record import read_record
-from onebasin.report import markdown
+from onebasin.reporting.markdown import markdown
+from onebasin.reporting.record import read_record
 
 ROOT = Path(__file__).resolve().parent.parent
 _BEGIN, _END = "<!-- output of the example: begin (make docs) -->", "<!-- output of the example: end -->"

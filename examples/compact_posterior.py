@@ -6,8 +6,9 @@ Run it with `python examples/compact_posterior.py`; it takes some ten seconds.
 import torch
 
 import onebasin as ob
-from onebasin.data import digits, split
-from onebasin.examples import digits_mlp
+from onebasin.data.dataset import split
+from onebasin.data.embedded import digits
+from onebasin.examples.small import digits_mlp
 
 
 def main() -> None:

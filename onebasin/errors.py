@@ -1,15 +1,13 @@
-"""One root class, and one subclass per question the user must answer.
-
-Every message says what was expected, what was found, where, and what to do. The command line turns an error into
-its message and its `exit_code`; codes 1 and 2 belong to Python and to the option parser.
-
-    >>> sorted(kind.exit_code for kind in OnebasinError.__subclasses__())
-    [4, 5, 6, 7, 8, 9, 10, 11, 12]
-"""
+"""Keyword options that are passed on in a dict: Python does not check their names, so we do."""
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection, Mapping
 from typing import ClassVar
+
+# ----------------------------------------------------------------------
+# One root class, and one subclass per question the user must answer.
 
 
 def first_line(error: BaseException, most: int = 200) -> str:
@@ -87,3 +85,28 @@ class OnebasinWarning(UserWarning):
 
 class StatisticsWarning(OnebasinWarning):
     """Where do running statistics come from? Networks compute with statistics that are not their own."""
+
+
+# ----------------------------------------------------------------------
+# Keyword options that are passed on in a dict: Python does not check their names, so we do.
+
+
+def refuse_unknown(options: Mapping[str, object], known: Collection[str], where: str) -> None:
+    """Raise `InputError` when an option has a name that nobody reads; a misspelt one would be ignored in silence.
+
+    >>> refuse_unknown({"loss": "mse"}, ["loss", "batch"], "barrier")
+    >>> refuse_unknown({"los": "mse"}, ["loss", "batch"], "barrier")
+    Traceback (most recent call last):
+    ...
+    onebasin.errors.InputError: barrier has no option 'los': did you mean 'loss'? It knows batch, loss
+
+    Args:
+        options: the keyword arguments as given.
+        known: the names that are read, such as `Options.__annotations__` of a TypedDict.
+        where: how the message names the function.
+    """
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else "leave it out."
+            raise InputError(f"{where} has no option {name!r}: {hint} It knows {', '.join(sorted(known))}")

@@ -15,8 +15,9 @@ import time
 import torch
 from torch import nn
 
-from onebasin.inference import sample
-from onebasin.inference.runs import loop, pending
+from onebasin.inference import driver as loop
+from onebasin.inference import driver as pending
+from onebasin.inference.sample import sample
 
 OPTIONS = {
     "hmc": {"draws": 60, "warmup": 60, "leapfrog": 10, "epochs": 40, "batch": 5, "mass": "diagonal"},

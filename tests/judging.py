@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.inference.density.network import target_of
-from onebasin.inference.density.target import Target
-from onebasin.inference.kernel import Moment, Networks
-from onebasin.inference.sampling import sample
+from onebasin.inference.kernel import Draws, StepIndex
+from onebasin.inference.sample import sample
 from onebasin.inference.seeds import Streams
+from onebasin.inference.target import Target, target_of
 
 # |z| of a normal number exceeds this with probability 7e-6. Seeds are fixed, and a few hundred such comparisons are
 # made in all, so a failure is a bug and no accident.
@@ -67,9 +66,9 @@ class Together(Streams):
         return torch.rand(len(self.chains), generator=self.generator, dtype=torch.float64)
 
 
-def started(target: Target, position: Tensor) -> Networks:
+def started(target: Target, position: Tensor) -> Draws:
     chains = len(position)
-    return Networks(position, target.rest_of(chains), torch.full((chains,), float("nan"), dtype=torch.float64))
+    return Draws(position, target.rest_of(chains), torch.full((chains,), float("nan"), dtype=torch.float64))
 
 
 def run(kernel: Any, position: Tensor, steps: int, warmup: int = 0, seed: int = 0) -> tuple[Any, dict[str, Tensor]]:
@@ -77,7 +76,7 @@ def run(kernel: Any, position: Tensor, steps: int, warmup: int = 0, seed: int = 
     streams = Together(seed, len(position))
     state, infos = kernel.init(started(kernel.target, position), streams), []
     for step in range(steps):
-        state, info = kernel.step(state, Moment(step, warmup), streams)
+        state, info = kernel.step(state, StepIndex(step, warmup), streams)
         infos.append(info)
     return state, {name: torch.stack([info[name] for info in infos]) for name in infos[0]}
 

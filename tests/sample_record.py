@@ -2,19 +2,7 @@
 
 import math
 
-from onebasin.record import (
-    Axis,
-    Claim,
-    Column,
-    Figure,
-    Number,
-    Panel,
-    Record,
-    Rule,
-    Section,
-    Series,
-    Table,
-)
+from onebasin.reporting.record import Axis, Claim, Column, Figure, Number, Panel, Record, Rule, Section, Series, Table
 
 HOSTILE = (
     "<script>alert(1)</script></style></title>\"'&<img src=x onerror=alert(2)> a|b $x^2$ \x00\x0b\ud800 漢字 "

@@ -1,4 +1,4 @@
-"""The walls and the habits of docs/architecture.md, checked on the source."""
+"""The packages, their doors and the habits of docs/architecture.md, checked on the source."""
 
 import ast
 import re
@@ -8,19 +8,17 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 import onebasin
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "onebasin"
+PACKAGE, PAPERS = ROOT / "onebasin", ROOT / "onebasin_papers"
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-FILES = sorted(PACKAGE.rglob("*.py"))
+FILES = sorted([*PACKAGE.rglob("*.py"), *PAPERS.rglob("*.py")])
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
-# Who may touch torch's global generator, and why.
+# Files that may touch torch's global generator, and why.
 GLOBAL_RANDOMNESS = {
-    "onebasin/calling.py": "constructors and forward passes of others draw from the global one; forked and restored",
+    "onebasin/functional/call.py": "constructors and forward passes draw from the global one; forked and restored",
 }
 FORBIDDEN_NAMES = {"utils", "util", "helpers", "helper", "misc", "common", "manager", "base", "core"}
 RANDOM_CALLS = {
@@ -42,9 +40,12 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in FILES}
 
 
-def room_of(module: str) -> str:
-    """onebasin.symmetry.group -> symmetry; the package itself is the front door, called "" here."""
-    return module.split(".")[1] if "." in module else ""
+def package_of(module: str) -> str:
+    """onebasin.symmetry.group -> symmetry; the top of the tree is "" and the papers are "papers"."""
+    parts = module.split(".")
+    if parts[0] == "onebasin_papers":
+        return "papers"
+    return parts[1] if len(parts) > 1 else ""
 
 
 def table_under(heading: str) -> list[list[str]]:
@@ -53,16 +54,7 @@ def table_under(heading: str) -> list[list[str]]:
     return rows[2:]  # without the head and the rule
 
 
-ROOMS = {row[0]: {name.strip() for name in row[1].split(",")} - {"-", ""} for row in table_under("Rooms")}
-
-
-def absolute(path: Path, node: ast.ImportFrom) -> str:
-    if not node.level:
-        return node.module or ""
-    package = module_name(path).split(".")
-    if path.name != "__init__.py":
-        package = package[:-1]
-    return ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+PACKAGES = {row[0]: {name.strip() for name in row[1].split(",")} - {"-", ""} for row in table_under("Packages")}
 
 
 def nodes(tree: ast.AST, *, types: bool) -> Iterator[ast.AST]:
@@ -74,15 +66,28 @@ def nodes(tree: ast.AST, *, types: bool) -> Iterator[ast.AST]:
         yield from nodes(node, types=types)
 
 
-def imports(path: Path, *, types: bool = True) -> Iterator[str]:
-    """Every imported module, at any depth; `from package import module` counts as the module."""
+def offered(package: str) -> set[str]:
+    """Names that the `__init__` of a package imports: they hide files of the same name."""
+    path = MODULES.get(package)
+    bodies = TREES[path].body if path is not None and path.name == "__init__.py" else []
+    return {alias.asname or alias.name for node in bodies if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+
+def imported(path: Path, *, types: bool = True) -> Iterator[tuple[str, str]]:
+    """(module, name) of every import, at any depth; name is "" for `import module`, and for modules of a package."""
     for node in nodes(TREES[path], types=types):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            source = absolute(path, node)
+            assert not node.level, f"{name_of(path)} line {node.lineno}: imports are written in full"
             for alias in node.names:
-                yield f"{source}.{alias.name}" if f"{source}.{alias.name}" in MODULES else source
+                module = f"{node.module}.{alias.name}"
+                is_module = module in MODULES and alias.name not in offered(node.module or "")
+                yield (module, "") if is_module else (node.module or "", alias.name)
+
+
+def imports(path: Path, *, types: bool = True) -> Iterator[str]:
+    yield from (module for module, _ in imported(path, types=types))
 
 
 def calls(path: Path) -> Iterator[tuple[ast.Call, str]]:
@@ -91,30 +96,54 @@ def calls(path: Path) -> Iterator[tuple[ast.Call, str]]:
             yield node, ast.unparse(node.func)
 
 
-def test_the_room_table_lists_the_rooms_that_exist() -> None:
-    existing = {room_of(module) for module in MODULES} - {"", "__main__"}
-    assert set(ROOMS) == existing, "docs/architecture.md, table of rooms"
-    assert set().union(*ROOMS.values()) <= set(ROOMS), "a room may import only rooms of the table"
+def test_the_table_lists_the_packages_that_exist() -> None:
+    existing = {package_of(module) for module in MODULES} - {"", "__main__"}
+    assert set(PACKAGES) == existing, "docs/architecture.md, table of packages"
+    assert set().union(*PACKAGES.values()) <= set(PACKAGES), "a package may import only packages of the table"
+    assert all(len(row) == 3 and len(row[2]) > 10 for row in table_under("Packages"))
 
 
-def test_every_room_has_a_reason() -> None:
-    assert all(len(row) == 3 and len(row[2]) > 10 for row in table_under("Rooms"))
+def test_imports_keep_to_the_table_and_to_the_doors() -> None:
+    """A package imports those of its row, and of them only what their `__init__` offers; nothing private."""
+    leaves = {"errors", "state"}  # single files
+    for path in FILES:
+        own = package_of(module_name(path))
+        for target, name in imported(path):
+            if target.split(".")[0] not in ("onebasin", "onebasin_papers"):
+                continue
+            other = package_of(target)
+            where = f"{name_of(path)} imports {name} of {target}"
+            if other == own:
+                continue
+            if own == "papers":
+                assert (target, name) == ("onebasin", ""), f"{where}; papers use the public names alone"
+                continue
+            allowed = {"cli"} if own == "__main__" else set(PACKAGES) if own == "" else PACKAGES[own] | {"errors"}
+            assert other in allowed, f"{where}; {own or 'the front door'} may import {sorted(allowed)}"
+            door = target.count(".") <= 1 or other in leaves | {"papers", "examples", "cli"}
+            assert door or (own == "cli" and other == "papers"), f"{where}, below the door of {other}"
+            assert not name.startswith("_"), f"{where}, which is private there"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_imports_keep_to_the_table(path: Path) -> None:
-    room = room_of(module_name(path))
-    for target in imports(path):
-        if target.split(".")[0] != "onebasin":
-            continue
-        other = room_of(target)
-        if room == "__main__":
-            allowed = {"cli"}
-        elif room == "":
-            allowed = set(ROOMS) - {"cli"}
-        else:
-            allowed = ROOMS[room] | {"errors", room}
-        assert other in allowed, f"{name_of(path)} imports {target}; {room or 'the front door'} may import {allowed}"
+def test_no_package_touches_private_attributes_of_objects_of_another() -> None:
+    """`thing._name` is allowed where a class or function of the same package has that name, or torch's own does."""
+    own_names: dict[str, set[str]] = {}
+    for path in FILES:
+        defined = own_names.setdefault(package_of(module_name(path)), set())
+        for node in ast.walk(TREES[path]):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
+                defined.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+    foreign = {"_buffers", "_parameters", "_modules", "_replace", "_asdict", "_fields"}  # of torch and named tuples
+    everywhere = set().union(*own_names.values()) - foreign
+    for path in FILES:
+        own = own_names[package_of(module_name(path))]
+        for node in ast.walk(TREES[path]):
+            if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr) and node.attr in everywhere - own:
+                raise AssertionError(
+                    f"{name_of(path)} line {node.lineno}: {ast.unparse(node)} is private to another package"
+                )
 
 
 def cycle(graph: dict[str, set[str]]) -> list[str]:
@@ -140,9 +169,9 @@ def test_the_cycle_finder_finds() -> None:
     assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
-def test_no_cycles_between_rooms_nor_between_modules() -> None:
-    assert cycle(ROOMS) == []
-    # Inside a room two files may name each other's types in annotations: nothing is imported when the program runs.
+def test_no_cycles_between_packages_nor_between_modules() -> None:
+    assert cycle(PACKAGES) == []
+    # Inside a package two files may name each other's types in annotations: nothing is imported when the program runs.
     modules = {
         module: {target for target in imports(path, types=False) if target in MODULES and target != module}
         for module, path in MODULES.items()
@@ -150,17 +179,9 @@ def test_no_cycles_between_rooms_nor_between_modules() -> None:
     assert cycle(modules) == []
 
 
-def test_nobody_imports_the_command_line() -> None:
-    allowed = {"onebasin.__main__"} | {module for module in MODULES if room_of(module) == "cli"}
-    users = {
-        module for module, path in MODULES.items() if any(room_of(t) == "cli" for t in imports(path) if t in MODULES)
-    }
-    assert users <= allowed
-
-
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_names_say_what_is_inside(path: Path) -> None:
-    assert not {part.removesuffix(".py").strip("_") for part in path.relative_to(PACKAGE).parts} & FORBIDDEN_NAMES
+def test_names_say_what_is_inside() -> None:
+    for path in FILES:
+        assert not {part.removesuffix(".py").strip("_") for part in path.relative_to(ROOT).parts} & FORBIDDEN_NAMES
 
 
 def test_the_exceptions_are_needed_and_explained() -> None:
@@ -171,54 +192,45 @@ def test_the_exceptions_are_needed_and_explained() -> None:
 def test_the_public_names_are_the_documented_ones() -> None:
     documented = [row[0].strip("`") for row in table_under("Public names")]
     assert sorted(documented) == sorted(onebasin.__all__)
-    assert list(onebasin.__all__) == sorted(onebasin.__all__)
     assert all(hasattr(onebasin, name) for name in onebasin.__all__)
 
 
-def test_the_front_door_only_reexports() -> None:
-    for node in TREES[PACKAGE / "__init__.py"].body:
-        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        plain = isinstance(node, ast.Import | ast.ImportFrom | ast.Assign)
-        assert is_docstring or is_for_types or plain, ast.unparse(node)
+def test_randomness_is_an_argument() -> None:
+    for path in FILES:
+        if name_of(path) in GLOBAL_RANDOMNESS:
+            continue
+        assert not {"random", "numpy.random"} & set(imports(path)), "use a torch.Generator"
+        for call, function in calls(path):
+            assert function not in ("torch.manual_seed", "torch.seed", "torch.random.manual_seed"), function
+            assert not re.match(r"(np|numpy)\.random\.", function), function
+            assert not re.match(r"(torch\.)?(nn\.)?init\.", function), f"{function} draws from the global generator"
+            if function.split(".")[-1] in RANDOM_CALLS:
+                given = {keyword.arg for keyword in call.keywords}
+                assert "generator" in given, f"{name_of(path)} line {call.lineno}: {function} without generator="
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_randomness_is_an_argument(path: Path) -> None:
-    if name_of(path) in GLOBAL_RANDOMNESS:
-        return
-    assert not {"random", "numpy.random"} & set(imports(path)), "use a torch.Generator"
-    for call, function in calls(path):
-        assert function not in ("torch.manual_seed", "torch.seed", "torch.random.manual_seed"), function
-        assert not re.match(r"(np|numpy)\.random\.", function), function
-        assert not re.match(r"(torch\.)?(nn\.)?init\.", function), f"{function} draws from the global generator"
-        if function.split(".")[-1] in RANDOM_CALLS:
-            given = {keyword.arg for keyword in call.keywords}
-            assert "generator" in given, f"{name_of(path)} line {call.lineno}: {function} without generator="
+def test_nothing_is_unpickled() -> None:
+    for path in FILES:
+        between_processes = path.parent == PACKAGE / "parallel"  # of one user, which send each other functions
+        text = path.read_text(encoding="utf-8")
+        if not between_processes:
+            assert not {"cloudpickle", "dill", "joblib", "shelve", "marshal"} & {t.split(".")[0] for t in imports(path)}
+            assert set(re.findall(r"\bpickle\.(\w+)", text)) <= {"UnpicklingError"}  # caught, and told to the user
+        assert set(re.findall(r"from pickle import (.+)", text)) <= {"UnpicklingError"}
+        for call, function in calls(path):
+            if function == "torch.load":
+                safe = [keyword.value for keyword in call.keywords if keyword.arg == "weights_only"]
+                assert [ast.unparse(value) for value in safe] == ["True"], f"{name_of(path)} line {call.lineno}"
+            if function in ("np.load", "numpy.load"):
+                allowed = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "allow_pickle"]
+                assert allowed in ([], ["False"]), f"{name_of(path)} line {call.lineno}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_nothing_is_unpickled(path: Path) -> None:
-    between_processes = path.parent == PACKAGE / "cluster"  # of one user, which send each other functions
-    text = path.read_text(encoding="utf-8")
-    if not between_processes:
-        assert not {"cloudpickle", "dill", "joblib", "shelve", "marshal"} & {t.split(".")[0] for t in imports(path)}
-        assert set(re.findall(r"\bpickle\.(\w+)", text)) <= {"UnpicklingError"}  # caught, and told to the user
-    assert set(re.findall(r"from pickle import (.+)", text)) <= {"UnpicklingError"}
-    for call, function in calls(path):
-        if function == "torch.load":
-            safe = [keyword.value for keyword in call.keywords if keyword.arg == "weights_only"]
-            assert [ast.unparse(value) for value in safe] == ["True"], f"{name_of(path)} line {call.lineno}"
-        if function in ("np.load", "numpy.load"):
-            allowed = [ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg == "allow_pickle"]
-            assert allowed in ([], ["False"]), f"{name_of(path)} line {call.lineno}"
-
-
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_nothing_is_left_undone_or_tied_to_a_device(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert not re.search(r"NotImplementedError|\b(TODO|FIXME|XXX)\b", text)
-    assert not re.search(r"\.cuda\(|[\"']cuda[:\"']", text)
+def test_nothing_is_left_undone_or_tied_to_a_device() -> None:
+    for path in FILES:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"NotImplementedError|\b(TODO|FIXME|XXX)\b", text)
+        assert not re.search(r"\.cuda\(|[\"']cuda[:\"']", text)
 
 
 def test_only_declared_packages_are_imported() -> None:
@@ -227,7 +239,7 @@ def test_only_declared_packages_are_imported() -> None:
     declared = {re.split(r"[<>=!~\[; ]", requirement)[0] for requirement in project["dependencies"]}
     declared = {named.get(name, name) for name in declared}
     extras = {name for name in project["optional-dependencies"] if name != "dev"} | {"huggingface_hub"}
-    used = {target.split(".")[0] for path in FILES for target in imports(path)} - {"onebasin"}
+    used = {target.split(".")[0] for path in FILES for target in imports(path)} - {"onebasin", "onebasin_papers"}
     assert used - set(sys.stdlib_module_names) - extras <= declared
     # numpy is torch's own: it warns at start without it
     assert declared - used <= {"numpy"}
@@ -250,12 +262,16 @@ def test_importing_the_package_is_light() -> None:
     assert result.stdout.split("\n")[:2] == ["False", "[]"]
 
 
-def test_a_function_with_the_name_of_its_room_is_what_one_gets() -> None:
-    code = "import onebasin, onebasin.align, onebasin.predict.crowd; print(callable(onebasin.align), onebasin.predict)"
+def test_packages_and_functions_do_not_hide_each_other() -> None:
+    code = "import onebasin.alignment, onebasin.evaluation; print(callable(onebasin.align), onebasin.predict)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert result.stdout.startswith("True <function predict")
-    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
-        onebasin.nothing  # noqa: B018 - asking is the test
+    packages = {package_of(module) for module in MODULES} - {""}
+    assert packages & set(onebasin.__all__) <= set(onebasin._PACKAGES), "a public function has the name of a package"
     assert set(onebasin.__all__) <= set(dir(onebasin))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert onebasin.__version__ == project["version"]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(onebasin, "nothing")

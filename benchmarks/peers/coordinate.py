@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from onebasin import State, Symmetry
-from onebasin.symmetry.act import positions
+from onebasin.symmetry.apply import positions
 
 SWEEPS, PROGRESS = 100, 1e-12
 Axes = Mapping[str, tuple[str | None, ...]]

@@ -6,22 +6,18 @@ from typing import Any
 
 import click
 
-from onebasin.align.crowd.align import Alignment
-from onebasin.align.crowd.align import align as move
-from onebasin.align.crowd.journal import journal_of
-from onebasin.align.crowd.plan import SCALES
-from onebasin.align.senses.covariance import KINDS as STATISTICS
+from onebasin.alignment import ALIGN_SCALES, Alignment, journal_of
+from onebasin.alignment import KINDS as STATISTICS
+from onebasin.alignment import align as move
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks, reference_of
 from onebasin.cli.options import debug, progress_bar
 from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.tables import short, swaps
 from onebasin.errors import InputError, SpecError
-from onebasin.population import Population
-from onebasin.population.durable import is_taken, make_folder, publish, real_path
-from onebasin.population.mapping import missing_shards
-from onebasin.population.store import MANIFEST
-from onebasin.symmetry.act import KINDS
+from onebasin.population import MANIFEST, Population, missing_shards
+from onebasin.storage import is_taken, make_folder, publish, real_path
+from onebasin.symmetry import KINDS
 
 FORMAT = "onebasin alignment 1"
 RECORD = "alignment.json"
@@ -66,7 +62,7 @@ COMPANIONS = tuple(kind for kind in KINDS if kind != "value")
 )
 @click.option(
     "--scale",
-    type=click.Choice(SCALES),
+    type=click.Choice(ALIGN_SCALES),
     help="balanced: each gets its lightest scales; reference: those of the reference; keep: its own. Default: "
     "reference for a network given as --reference, else balanced.",
 )

@@ -9,9 +9,8 @@ import click
 from onebasin.cli.looking import look
 from onebasin.cli.options import debug, progress_bar
 from onebasin.errors import InputError, StorageError
-from onebasin.population.durable import real_path
-from onebasin.population.findings import DAMAGED, NOTE, WHOLE, Finding, Tally, tally
-from onebasin.population.rescue import NETWORKS, rescue, savable
+from onebasin.population import NETWORKS, rescue, savable
+from onebasin.storage import DAMAGED, NOTE, WHOLE, Finding, Tally, real_path, tally
 
 
 @click.command()

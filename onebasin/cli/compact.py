@@ -9,24 +9,33 @@ from typing import Any
 import click
 
 from onebasin import metrics
-from onebasin.align.crowd.align import align
+from onebasin.alignment import align
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks
 from onebasin.cli.options import debug, progress_bar, refuse_existing
 from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.tables import short
-from onebasin.cluster import cluster_for
-from onebasin.compact import Fidelity, calibrate, fidelity, prior_shares, refine
-from onebasin.compact.fidelity import EXAMPLES, some_of, warnings_of
 from onebasin.errors import InputError
+from onebasin.functional import Inputs
+from onebasin.parallel import executor_for
 from onebasin.population import Population
-from onebasin.population.durable import make_folder, publish, real_path
-from onebasin.posterior import Posterior, fit
-from onebasin.posterior.family import FAMILIES
-from onebasin.predict import Inputs
-from onebasin.predict.drawing import Crowd
-from onebasin.predict.predicting import predict
-from onebasin.tables import table
+from onebasin.posterior import (
+    EXAMPLES,
+    FAMILIES,
+    Fidelity,
+    Networks,
+    Posterior,
+    calibrate,
+    fidelity,
+    fit,
+    predict,
+    prior_shares,
+    refine,
+    some_of,
+    warnings_of,
+)
+from onebasin.reporting import table
+from onebasin.storage import make_folder, publish, real_path
 
 FORMAT = "onebasin compact 1"
 _MOVES = {"refine": refine, "calibrate": calibrate}
@@ -151,8 +160,8 @@ def _for_all_steps(places: dict[str, Any]) -> Iterator[dict[str, Any]]:
     if not places or "memory" in places:
         yield places
         return
-    with cluster_for(places) as cluster:
-        yield {"cluster": cluster}
+    with executor_for(places) as executor:
+        yield {"executor": executor}
 
 
 def _move(options: dict[str, Any]) -> str | None:
@@ -229,7 +238,7 @@ def _compared(
     if options["test"] is None:
         inputs = some_of(inputs, EXAMPLES, seed)
     count = max(1, round(found.networks))
-    crowds: dict[str, Crowd] = {
+    crowds: dict[str, Networks] = {
         "posterior": found,
         f"{count} of the networks": crowd[:: max(1, len(crowd) // count)][:count],
     }

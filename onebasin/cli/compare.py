@@ -9,12 +9,18 @@ import torch
 from click.core import ParameterSource
 from torch import Tensor
 
-from onebasin.align.board import Board
-from onebasin.align.form.canonical import FORM
-from onebasin.align.pair.match import SCALES, Match, match, weights_of
-from onebasin.align.path.report import BarrierReport, barrier_report
-from onebasin.align.transpositions import Transpositions, transpositions
-from onebasin.calling import call_arguments
+from onebasin.alignment import (
+    FORM,
+    MATCH_SCALES,
+    BarrierReport,
+    BlockLayout,
+    Match,
+    Transpositions,
+    barrier_report,
+    match,
+    transpositions,
+    weights_of,
+)
 from onebasin.cli import data as examples
 from onebasin.cli.compare_crowds import compare_crowds, several
 from onebasin.cli.likelihood import loss_option
@@ -22,14 +28,13 @@ from onebasin.cli.networks import Architecture, Known, architecture_options, kno
 from onebasin.cli.options import PLACES, debug, progress
 from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.tables import chance, short, swaps
-from onebasin.discrepancy.judge import PRESETS
 from onebasin.errors import InputError
+from onebasin.evaluation import PRESETS
+from onebasin.functional import Bound, call_arguments, loss_of_targets
 from onebasin.population import Population
-from onebasin.predict.forward import Bound
-from onebasin.predict.targets import loss_of_targets
+from onebasin.reporting import table
 from onebasin.state import State, flatten
 from onebasin.symmetry import Element, Space, Symmetry
-from onebasin.tables import table
 
 _OF_PAIRS = {name: f"--{name}" for name in ("scale", "restarts", "test", "loss", "points")}
 _OF_CROWDS = {"forms": "--form", "preset": "--preset", "values": "--values"}
@@ -49,7 +54,7 @@ _MEANING = {
 @architecture_options
 @click.option(
     "--scale",
-    type=click.Choice(SCALES),
+    type=click.Choice(MATCH_SCALES),
     default="reference",
     show_default=True,
     help="reference: B gets the scales of A; keep: it keeps its own.",
@@ -207,7 +212,7 @@ def _barrier(
 def _told(found: Match, known: Known, a: State, b: State, fall: tuple[float, float] | None) -> dict[str, Any]:
     """Everything but the barrier, for JSON; `fall` is what moving B makes of it."""
     symmetry = known.symmetry
-    names = weights_of(Board.of(symmetry))
+    names = weights_of(BlockLayout.of(symmetry))
     still, before, after = (
         flatten({name: state[name] for name in names}).double() for state in (a, b, symmetry.apply(found.element, b))
     )

@@ -6,16 +6,14 @@ from typing import Any
 from onebasin.cli.data import Examples
 from onebasin.cli.networks import Known, numbered, open_networks
 from onebasin.cli.tables import short
-from onebasin.cluster import places_in
-from onebasin.discrepancy import Discrepancy, discrepancy
 from onebasin.errors import StorageError
-from onebasin.metrics.agreement import agreement, total_variation
-from onebasin.population import Population
-from onebasin.population.places import is_there
-from onebasin.predict import examples_in
-from onebasin.predict.portions import answers
-from onebasin.predict.predicting import predict
-from onebasin.tables import table
+from onebasin.evaluation import Discrepancy, discrepancy
+from onebasin.functional import answers, examples_in
+from onebasin.metrics import agreement, total_variation
+from onebasin.parallel import execution_options_of
+from onebasin.population import Population, is_there
+from onebasin.posterior import predict
+from onebasin.reporting import table
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +88,7 @@ def compare_crowds(
     answer = answers(model, a.member(0), inputs)
     if options.get("output") == "values" or answer.dim() != 2 or answer.shape[1] < 2:
         return found
-    first, second = (predict(model, crowd, inputs, average=True, **places_in(options)) for crowd in (a, b))
+    first, second = (predict(model, crowd, inputs, average=True, **execution_options_of(options)) for crowd in (a, b))
     return CrowdComparison(
         report, found.examples, float(agreement(first, second)), float(total_variation(first, second))
     )

@@ -4,17 +4,15 @@ from pathlib import Path
 
 from torch import nn
 
-from onebasin.calling import global_seed
 from onebasin.cli.load import load
 from onebasin.cli.networks import Known, open_networks
 from onebasin.errors import StorageError
-from onebasin.population.places import is_there
-from onebasin.population.tensor_file import read_header
-from onebasin.posterior import Posterior, load_posterior
-from onebasin.posterior.store import FORMAT as POSTERIOR
-from onebasin.predict.drawing import Crowd
-from onebasin.predict.forward import check_fits
+from onebasin.functional import check_fits, global_seed
+from onebasin.population import is_there
+from onebasin.posterior import FORMAT as POSTERIOR
+from onebasin.posterior import Networks, Posterior, load_posterior
 from onebasin.state import as_spec
+from onebasin.storage import read_header
 from onebasin.symmetry import Symmetry
 
 
@@ -24,7 +22,7 @@ def build(reference: str, seed: int) -> nn.Module:
         return load(reference).model
 
 
-def open_crowd(path: Path, model: nn.Module) -> Crowd:
+def open_crowd(path: Path, model: nn.Module) -> Networks:
     """The posterior in a file, or the networks that a word stands for, as for `Population.open`.
 
     Raises:

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from onebasin.cli.load import load_function
-from onebasin.data import Dataset, Parts, Reading, read_parts
-from onebasin.data.npz import INPUTS, TARGETS, first_of, read_arrays, stored_names
+from onebasin.data import INPUTS, TARGETS, Dataset, Parts, Reading, first_of, read_arrays, read_parts, stored_names
 from onebasin.errors import InputError, StorageError
-from onebasin.population.tensor_file import map_tensors, read_header
-from onebasin.predict import Inputs, examples_in
+from onebasin.functional import Inputs, examples_in
+from onebasin.storage import map_tensors, read_header
 
 _INPUT_FILES = ".npz or .safetensors with inputs (or x, X; inputs.NAME for each of several)"
 INPUT_GRAMMAR = f"a word such as digits, mnist:test or uci/boston (see sample), or {_INPUT_FILES}"

@@ -6,8 +6,8 @@ import click
 
 from onebasin.cli.options import debug
 from onebasin.cli.reproduce import conducted
-from onebasin.studies import Bench
-from onebasin.studies.demo import STUDY, plan
+from onebasin_papers.demo import STUDY, plan
+from onebasin_papers.study import Bench
 
 _WIDTH = 100  # characters in a line of the summary
 
@@ -37,7 +37,7 @@ def demo(*, output: Path, seed: int, only: tuple[str, ...], fresh: bool) -> None
       onebasin demo
       onebasin demo --seed 1 --output other/
     """  # noqa: D301 - click reads the backspace: keep these lines apart
-    from onebasin.report import write_report
+    from onebasin.reporting import write_report
 
     record = conducted(STUDY, Bench(plan(), seed, output), f"onebasin demo --seed {seed}", only=only, fresh=fresh)
     click.echo()

@@ -5,11 +5,11 @@ from pathlib import Path
 import click
 from torch import nn
 
-from onebasin.calling import global_seed
 from onebasin.cli.load import load
 from onebasin.cli.networks import example, example_options
 from onebasin.cli.options import debug, progress
 from onebasin.errors import DiskError, InputError, SymmetryError
+from onebasin.functional import global_seed
 from onebasin.population import Population
 from onebasin.state import as_spec, check_state
 from onebasin.symmetry import discover as find

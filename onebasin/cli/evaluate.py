@@ -6,14 +6,14 @@ from typing import Any
 
 import click
 
-from onebasin.assess import evaluate as assess
 from onebasin.cli import data as examples
 from onebasin.cli.crowds import build, open_crowd
 from onebasin.cli.likelihood import likelihood_options
 from onebasin.cli.options import debug, progress_bar, refuse_existing
 from onebasin.cli.options import places as where_it_runs
 from onebasin.errors import InputError
-from onebasin.population.durable import make_folder, publish
+from onebasin.evaluation import evaluate as assess
+from onebasin.storage import make_folder, publish
 
 FORMAT = "onebasin evaluation 1"
 _GIVEN = ("likelihood", "noise", "draws", "resamples", "level", "bins")

@@ -6,11 +6,10 @@ import click
 
 from onebasin.cli.crowds import build
 from onebasin.cli.options import debug, progress_bar
-from onebasin.examples import PUBLISHED
-from onebasin.population import Population, import_networks
-from onebasin.population.durable import real_path
-from onebasin.population.importing import UNFINISHED
+from onebasin.examples.published import PUBLISHED
+from onebasin.population import UNFINISHED, Population, import_networks
 from onebasin.state import as_spec
+from onebasin.storage import real_path
 
 
 @click.command("import")

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from onebasin.predict.targets import KINDS
+from onebasin.functional import KINDS
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

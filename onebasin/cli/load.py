@@ -18,9 +18,9 @@ from typing import Any
 
 from torch import nn
 
-from onebasin.cluster import travel_by_value
 from onebasin.errors import ModelError
-from onebasin.population.durable import real_path
+from onebasin.parallel import travel_by_value
+from onebasin.storage import real_path
 
 _LISTED = 8  # names worth reading in one sentence
 

@@ -6,21 +6,24 @@ from functools import partial
 from pathlib import Path
 
 from onebasin.errors import StorageError
-from onebasin.inference.runs.inspection import inspect_run, is_run
-from onebasin.population.archive import is_archive
-from onebasin.population.durable import real_path
-from onebasin.population.findings import DAMAGED, NOTE, WHOLE, Finding, looked_at, unfinished
-from onebasin.population.inspection import inspect_file, inspect_population
-from onebasin.population.read import SUFFIXES
-from onebasin.population.shard import shard_key
-from onebasin.population.store import MANIFEST
-from onebasin.population.tensor_file import read_header, tensor_problems
-from onebasin.posterior.store import FORMAT as POSTERIOR
-from onebasin.posterior.store import read_parts
-from onebasin.record import read_record
-from onebasin.record.store import FILE
-from onebasin.studies.inspection import inspect_study
-from onebasin.studies.study import PARTS, PLAN
+from onebasin.inference import inspect_run, is_run
+from onebasin.population import MANIFEST, SUFFIXES, inspect_file, inspect_population, is_archive, shard_key
+from onebasin.posterior import FORMAT as POSTERIOR
+from onebasin.posterior import read_parts
+from onebasin.reporting import FILE, read_record
+from onebasin.storage import (
+    DAMAGED,
+    NOTE,
+    WHOLE,
+    Finding,
+    looked_at,
+    read_header,
+    real_path,
+    tensor_problems,
+    unfinished,
+)
+from onebasin_papers.inspection import inspect_study
+from onebasin_papers.study import PARTS, PLAN
 
 _DEEP = 6  # folders below each other
 _JOURNAL = ".journal"

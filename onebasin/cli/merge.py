@@ -6,18 +6,16 @@ from typing import Any
 
 import click
 
-from onebasin.align.crowd.align import Alignment, align
-from onebasin.align.path.merge import merge as average
-from onebasin.align.path.merge import own_statistics
+from onebasin.alignment import Alignment, align, own_statistics
+from onebasin.alignment import merge as average
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks, reference_of
 from onebasin.cli.options import debug, progress, progress_bar, refuse_existing
 from onebasin.cli.tables import short
 from onebasin.errors import InputError
 from onebasin.population import Population
-from onebasin.population.durable import make_folder
-from onebasin.population.tensor_file import write_tensors
 from onebasin.state import State
+from onebasin.storage import make_folder, write_tensors
 from onebasin.symmetry import Symmetry
 
 

@@ -7,9 +7,7 @@ from typing import Any
 
 import click
 
-from onebasin.inference.density.network import Density
-from onebasin.inference.methods.ensemble import TrainingOptions
-from onebasin.inference.runs.job import METHODS, Execution, module_of
+from onebasin.inference import METHODS, Density, Execution, TrainingOptions, module_of
 
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", NoneType: "none"}
 _ONLY_IN_PYTHON = {"log_density"}  # a function cannot be written on a command line

@@ -10,12 +10,12 @@ import click
 import torch
 from torch import nn
 
-from onebasin.align.crowd.plan import REFERENCES
-from onebasin.calling import global_seed
+from onebasin.alignment import REFERENCES
 from onebasin.cli import inputs as example_inputs
 from onebasin.cli.load import Loaded, call_user_code, load
 from onebasin.cli.options import progress
 from onebasin.errors import InputError, SpecError, StorageError, SymmetryError
+from onebasin.functional import global_seed
 from onebasin.population import Population
 from onebasin.state import Spec, State, TensorSpec, as_spec, check_finite, check_spec
 from onebasin.symmetry import Symmetry, discover

@@ -31,11 +31,11 @@ def debug(command: _Command) -> _Command:
     )(command)
 
 
-PLACES = ("workers", "cluster", "memory")  # as `onebasin.cluster.Places`, which needs torch
+PLACES = ("workers", "executor", "memory")  # as `onebasin.parallel.Places`, which needs torch
 
 
 def places(command: _Command) -> _Command:
-    """Add ``--workers``, ``--cluster`` and ``--memory``: where work on a crowd runs, as the dict ``places``."""
+    """Add ``--workers``, ``--executor`` and ``--memory``: where work on a crowd runs, as the dict ``places``."""
 
     @functools.wraps(command)
     def gathered(*arguments: Any, **options: Any) -> Any:
@@ -52,7 +52,7 @@ def places(command: _Command) -> _Command:
             "--memory", metavar="SIZE", help="What all processes may take together, as 2GB; fewer workers if need be."
         ),
         click.option(
-            "--cluster",
+            "--executor",
             metavar="WHERE",
             help="Work on Ray: local starts it on this machine, an ADDRESS joins a cluster that runs.",
         ),

@@ -14,16 +14,12 @@ from onebasin.cli.likelihood import loss_option
 from onebasin.cli.networks import Architecture, Known, example_options, know, numbered, one_network
 from onebasin.cli.options import debug, progress, refuse_existing
 from onebasin.errors import InputError, StorageError
-from onebasin.norms import refreshed_one, warn_stale
-from onebasin.population.durable import make_folder, publish, real_path
-from onebasin.population.places import is_there
-from onebasin.population.tensor_file import write_tensors
-from onebasin.posterior import Posterior
-from onebasin.predict.targets import loss_of_targets
-from onebasin.pruning import CRITERIA, Masks, PruningCurve, pruning_curve, transfer
-from onebasin.pruning import prune as choose
-from onebasin.pruning.ranking import SCOPES
+from onebasin.functional import loss_of_targets, refreshed_one, warn_stale
+from onebasin.population import is_there
+from onebasin.posterior import CRITERIA, SCOPES, Masks, Posterior, PruningCurve, pruning_curve, transfer
+from onebasin.posterior import prune as choose
 from onebasin.state import State
+from onebasin.storage import make_folder, publish, real_path, write_tensors
 
 FORMAT = "onebasin pruning 1"
 _WITHOUT_STD = ("magnitude", "random")

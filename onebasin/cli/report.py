@@ -5,8 +5,7 @@ from pathlib import Path
 import click
 
 from onebasin.cli.options import debug
-from onebasin.record import read_record
-from onebasin.report import write_report
+from onebasin.reporting import read_record, write_report
 
 _SEVERAL = Path("onebasin-report")
 

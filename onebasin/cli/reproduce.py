@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from onebasin.cli.options import debug, progress_bar
-from onebasin.record import Record, tally
-from onebasin.studies import Bench, Study, run_study
+from onebasin.reporting import Record, tally
+from onebasin_papers.study import Bench, Study, run_study
 
 PAPERS = {
     "compact": "Xiao, Liu & Bamler 2023, compact posteriors by re-basin (arXiv 2401.00611)",
@@ -68,9 +68,9 @@ def reproduce(
       onebasin reproduce symmetry --only mass
       onebasin reproduce compact --preset full --data-dir data/
     """  # noqa: D301 - click reads the backspace: keep these lines apart
-    from onebasin.report import write_report
+    from onebasin.reporting import write_report
 
-    module = import_module(f"onebasin.studies.{paper}")
+    module = import_module(f"onebasin_papers.{paper}")
     folder = output or Path(f"reproduce-{paper}-{preset}")
     bench = Bench(module.plan(preset, None if data_dir is None else str(data_dir)), seed, folder)
     record = conducted(module.STUDY, bench, _command(paper, preset, seed), only=only, fresh=fresh)

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from onebasin.calling import global_seed
 from onebasin.cli import data as examples
 from onebasin.cli.likelihood import likelihood_options
 from onebasin.cli.load import load
@@ -17,11 +16,11 @@ from onebasin.cli.methods import WithMethods, option_page
 from onebasin.cli.options import debug, progress_bar
 from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.sample_report import diagnostics_table, fit_sentence, mixing_sentence
-from onebasin.cluster import Places
 from onebasin.errors import InputError, OnebasinError
-from onebasin.inference.runs.definition import read_definition
-from onebasin.inference.runs.job import METHODS
-from onebasin.inference.sampling import sample as draw
+from onebasin.functional import global_seed
+from onebasin.inference import METHODS, read_definition
+from onebasin.inference import sample as draw
+from onebasin.parallel import ExecutionOptions
 from onebasin.population import Population
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -143,7 +142,7 @@ def _chosen(*, prior: tuple[str, ...], noise: str | None, settings: tuple[str, .
         chosen["prior"] = _prior(prior)
     if noise is not None:
         chosen["noise"] = _value(noise)
-    taken = {*inspect.signature(draw).parameters, "progress", "chunk", *Places.__annotations__} - {"options"}
+    taken = {*inspect.signature(draw).parameters, "progress", "chunk", *ExecutionOptions.__annotations__} - {"options"}
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals or not name:

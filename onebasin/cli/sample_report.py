@@ -9,12 +9,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from onebasin.cli.tables import short
-from onebasin.inference.density.likelihood import bernoulli, categorical, choose, learned_gaussian
-from onebasin.inference.diagnosis import MIXED, diagnose
+from onebasin.functional import Inputs, kind_of_targets, predictions
+from onebasin.inference import MIXED, bernoulli, categorical, choose, diagnose, learned_gaussian
 from onebasin.population import Population
-from onebasin.predict import Inputs, predictions
-from onebasin.predict.targets import kind_of_targets
-from onebasin.tables import table
+from onebasin.reporting import table
 
 _EXAMPLES, _MEMBERS, _VALUES = 1000, 100, 20_000_000  # what is cheap to compute, and to hold
 _ENOUGH, _FUNCTIONS = 20, 100  # draws per chain to judge mixing by, and examples to judge it on

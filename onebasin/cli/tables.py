@@ -2,9 +2,9 @@
 
 from torch import Tensor
 
-from onebasin.align.transpositions import Transpositions, expected_transpositions
+from onebasin.alignment import Transpositions, expected_transpositions
+from onebasin.reporting import table
 from onebasin.symmetry import Space, Symmetry
-from onebasin.tables import table
 
 
 def short(number: float) -> str:

@@ -1,9 +1,25 @@
-"""Which examples? Data sets by name, by path or from a function, and their division into training and test."""
+"""Data sets: embedded, in files, downloaded."""
 
 from onebasin.data.checksum import OFFICIAL
-from onebasin.data.dataset import Dataset, Parts, Scaling
+from onebasin.data.dataset import Dataset, Parts, Scaling, split
 from onebasin.data.embedded import digits, photographs
-from onebasin.data.loading import Reading, load, read_parts
-from onebasin.data.splitting import split
+from onebasin.data.load import Reading, load, read_parts
+from onebasin.data.npz import INPUTS, TARGETS, first_of, read_arrays, stored_names
 
-__all__ = ["OFFICIAL", "Dataset", "Parts", "Reading", "Scaling", "digits", "load", "photographs", "read_parts", "split"]
+__all__ = [
+    "INPUTS",
+    "OFFICIAL",
+    "TARGETS",
+    "Dataset",
+    "Parts",
+    "Reading",
+    "Scaling",
+    "digits",
+    "first_of",
+    "load",
+    "photographs",
+    "read_arrays",
+    "read_parts",
+    "split",
+    "stored_names",
+]

@@ -1,4 +1,4 @@
-"""A data set: training and test examples."""
+"""From stored pixels to the inputs of a network."""
 
 from __future__ import annotations
 
@@ -7,8 +7,53 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from onebasin.data.splitting import Pair, split
 from onebasin.errors import InputError
+
+# ----------------------------------------------------------------------
+# Training and test examples.
+
+
+Pair = tuple[Tensor, Tensor]
+
+
+def split(inputs: Tensor, targets: Tensor, *, test: float = 0.25, seed: int = 0) -> tuple[Pair, Pair]:
+    """Divide examples at random into training and test; class numbers keep their shares in both.
+
+    >>> train, test = split(torch.arange(8.0), torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), test=0.5)
+    >>> train[1], test[1]
+    (tensor([0, 0, 1, 1]), tensor([0, 0, 1, 1]))
+
+    Args:
+        inputs: (examples, ...).
+        targets: (examples, ...). With one whole number per example, no class gets a test example more or less than its
+            share.
+        test: the share of test examples, in (0, 1); round(test * examples) are taken.
+        seed: the same seed gives the same division.
+
+    Returns:
+        (training inputs, training targets), (test inputs, test targets); both in the order of the given examples.
+    """
+    examples = len(targets)
+    count = round(test * examples) if 0 < test < 1 else 0
+    if len(inputs) != examples or not 0 < count < examples:
+        raise InputError(
+            f"expected one target per input and a share that leaves examples on both sides, found {len(inputs)} "
+            f"inputs, {examples} targets and test={test}: give others"
+        )
+    order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed))
+    if targets.dim() == 1 and not targets.is_floating_point():
+        order = order[torch.argsort(targets.cpu()[order], stable=True)]
+    reached = torch.arange(examples + 1) * count // examples  # test examples among the first so many: evenly spread
+    chosen = torch.zeros(examples, dtype=torch.bool)
+    chosen[order] = reached.diff() == 1
+    rows = [mask.nonzero().flatten() for mask in (~chosen, chosen)]
+    first, second = ((inputs[row.to(inputs.device)], targets[row.to(targets.device)]) for row in rows)
+    return first, second
+
+
+# ----------------------------------------------------------------------
+# A data set: training and test examples.
+
 
 TEST_SHARE = 0.25  # of a set that comes without a division of its own
 
@@ -141,3 +186,57 @@ def _empty(like: Pair | None) -> Pair:
     """No examples of the same kind."""
     assert like is not None
     return like[0][:0], like[1][:0]
+
+
+# ----------------------------------------------------------------------
+# From stored pixels to the inputs of a network.
+
+
+_BRIGHTEST = 255
+_COLOURS = (1, 3)
+_MOST = 1 << 31  # numbers in a table whose categories became columns: 8 GB
+
+
+def as_inputs(stored: Tensor) -> Tensor:
+    """Inputs as float32; bytes are pixels, and go from 0..255 to [0, 1].
+
+    >>> as_inputs(torch.full((2, 4, 4), 255, dtype=torch.uint8)).shape
+    torch.Size([2, 1, 4, 4])
+    >>> as_inputs(torch.zeros(2, 3, dtype=torch.float64)).dtype
+    torch.float32
+
+    Args:
+        stored: (n, ...). Bytes (n, h, w) are grey images and become (n, 1, h, w); (n, h, w, 1 or 3) have their colours
+            last and become (n, 1 or 3, h, w), unless axis 1 already looks like colours.
+    """
+    if stored.dtype != torch.uint8:
+        return stored.float()
+    if stored.dim() == 3:
+        stored = stored[:, None]
+    elif stored.dim() == 4 and stored.shape[-1] in _COLOURS and stored.shape[1] not in _COLOURS:
+        stored = stored.permute(0, 3, 1, 2)
+    return stored.float().div_(_BRIGHTEST).contiguous()
+
+
+def as_targets(stored: Tensor) -> Tensor:
+    """Class numbers as int64 (n,), values as float32 (n, outputs): (n,) would broadcast against outputs (n, 1).
+
+    >>> as_targets(torch.tensor([1.5, 2.0])).shape, as_targets(torch.tensor([1, 2], dtype=torch.uint8)).dtype
+    (torch.Size([2, 1]), torch.int64)
+    """
+    if not stored.is_floating_point():
+        return (stored[:, 0] if stored.dim() == 2 and stored.shape[1] == 1 else stored).long()
+    return (stored[:, None] if stored.dim() == 1 else stored).float()
+
+
+def check_columns(rows: int, columns: int, where: str) -> None:
+    """Refuse a table whose categories need more columns than memory has room for.
+
+    Raises:
+        InputError: there are too many.
+    """
+    if rows * columns > _MOST:
+        raise InputError(
+            f"expected at most {_MOST:,} numbers with one column per category in {where}, found {rows:,} x "
+            f"{columns:,}: join rare categories and give the table as .npz"
+        )

@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from onebasin.data.checksum import verify
-from onebasin.data.dataset import Parts
-from onebasin.data.images import as_inputs, as_targets
-from onebasin.data.splitting import Pair
+from onebasin.data.dataset import Pair, Parts, as_inputs, as_targets
 from onebasin.errors import InputError, StorageError
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -64,7 +62,7 @@ def read_idx(path: Path, checksums: Mapping[str, str] | None = None) -> Tensor:
     return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
 
 
-def read_folder(folder: Path, checksums: Mapping[str, str] | None = None) -> Parts:
+def read_idx_folder(folder: Path, checksums: Mapping[str, str] | None = None) -> Parts:
     """Images and labels in a folder of IDX files; t10k or test in a name marks the test part.
 
     Raises:

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from onebasin.data.checksum import verify
-from onebasin.data.dataset import Parts
-from onebasin.data.images import as_inputs, as_targets
-from onebasin.data.splitting import Pair
+from onebasin.data.dataset import Pair, Parts, as_inputs, as_targets
 from onebasin.errors import InputError, StorageError, UnsafeFileError
 
 INPUTS, TARGETS = ("inputs", "x", "X"), ("targets", "y", "Y")

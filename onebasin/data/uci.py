@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from onebasin.data.checksum import verify
-from onebasin.data.dataset import Parts
-from onebasin.data.images import as_targets, check_columns
+from onebasin.data.dataset import Parts, as_targets, check_columns
 from onebasin.data.npz import read_arrays, stored_names
 from onebasin.errors import InputError, StorageError
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from onebasin.inference.kernel import Info, Moment
+from onebasin.inference.kernel import Info, StepIndex
 
 if TYPE_CHECKING:
     from onebasin.inference.kernel import Stage
@@ -57,7 +57,7 @@ class Tail:
         """The tail of a stage whose kernel has an `optimiser` and `minibatches`; `stage.steps` must not be 0."""
         kernel: Any = stage.kernel  # see `Stage.optimum`
         steps = stage.steps
-        rate = torch.tensor([kernel.optimiser.rate_at(Moment(step, steps)) for step in range(steps)]).double()
+        rate = torch.tensor([kernel.optimiser.rate_at(StepIndex(step, steps)) for step in range(steps)]).double()
         progress = rate.cumsum(0) / rate.sum()
         unit, wanted = kernel.minibatches.per_epoch, steps
         if steps < FEWEST * unit:

@@ -18,7 +18,7 @@ from onebasin.state import State
 Info = Mapping[str, Tensor]  # name -> float64 (chains,)
 
 
-class Networks(NamedTuple):
+class Draws(NamedTuple):
     """One network per chain: where a kernel starts, and what is drawn from it.
 
     Attributes:
@@ -32,7 +32,7 @@ class Networks(NamedTuple):
     log_density: Tensor
 
 
-class Moment(NamedTuple):
+class StepIndex(NamedTuple):
     """When a step is made.
 
     Attributes:
@@ -55,13 +55,13 @@ S = TypeVar("S")  # a NamedTuple of tensors and dicts of tensors, chains on the 
 class Kernel(Protocol[S]):
     """One method, for many chains at once."""
 
-    def init(self, start: Networks, streams: Streams) -> S:
+    def init(self, start: Draws, streams: Streams) -> S:
         """The State at the start."""
 
-    def step(self, state: S, moment: Moment, streams: Streams) -> tuple[S, Info]:
+    def step(self, state: S, moment: StepIndex, streams: Streams) -> tuple[S, Info]:
         """One step of every chain."""
 
-    def draw(self, state: S, streams: Streams) -> Networks:
+    def draw(self, state: S, streams: Streams) -> Draws:
         """The networks that the State stands for; `streams` are those of the draw."""
 
 
@@ -85,7 +85,7 @@ class Stage:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ChainPlan:
     """What a run does: the stages in turn, each from where the one before ended; then draws from the last.
 
     Attributes:

@@ -8,13 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.inference.density.layout import Layout
-from onebasin.posterior.diagonal import Diagonal
-from onebasin.posterior.full import Full
-from onebasin.posterior.gaussian import Gaussian, Shape
-from onebasin.posterior.kronecker import Block, Kronecker
-from onebasin.posterior.partial import Partial
-from onebasin.posterior.posterior import Posterior
+from onebasin.inference.layout import ParameterLayout
+from onebasin.posterior import Block, Covariance, Diagonal, Full, Gaussian, Kronecker, Partial, Posterior
 
 
 def from_laplace(fitted: Any, model: nn.Module) -> Posterior:
@@ -33,7 +28,7 @@ def from_laplace(fitted: Any, model: nn.Module) -> Posterior:
             f"expected a fitted Laplace object of laplace-torch with a posterior_precision, found "
             f"{type(fitted).__name__} ({error}): call its fit(loader) first, and use diag, kron or full"
         ) from error
-    layout = Layout.of(model)
+    layout = ParameterLayout.of(model)
     names = _names(fitted, layout)
     sizes = [layout.spec[name].size for name in names]
     if mean.shape != (sum(sizes),):
@@ -51,7 +46,7 @@ def from_laplace(fitted: Any, model: nn.Module) -> Posterior:
     return Posterior.equal([Gaussian(centre, whole)], layout, [layout.rest(model)], provenance=facts)
 
 
-def _names(fitted: Any, layout: Layout) -> list[str]:
+def _names(fitted: Any, layout: ParameterLayout) -> list[str]:
     """The tensors that the object is about, in the order of its vector."""
     if not hasattr(fitted.model, "last_layer"):
         return list(layout.names)
@@ -66,7 +61,7 @@ def _names(fitted: Any, layout: Layout) -> list[str]:
     return names
 
 
-def _shape(precision: Any, sizes: list[int], dtype: torch.dtype) -> Shape:
+def _shape(precision: Any, sizes: list[int], dtype: torch.dtype) -> Covariance:
     """The shape with this precision: a vector, a matrix, or decomposed Kronecker factors."""
     if isinstance(precision, Tensor):
         wide = precision.detach().double()

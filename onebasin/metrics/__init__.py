@@ -1,46 +1,85 @@
-"""What a crowd of networks is worth: tensors in, tensors out."""
+"""Numbers from tensors: scores, calibration, detection, distances, diagnostics of chains."""
 
-from onebasin.metrics.agreement import agreement, total_variation
-from onebasin.metrics.bootstrap import Interval, interval
+from onebasin.metrics.bootstrap import Counts, Interval, interval, resampled
 from onebasin.metrics.calibration import Reliability, ace, ece, reliability
-from onebasin.metrics.concordance import kendall_tau
-from onebasin.metrics.detection import aupr, auroc, fpr95
-from onebasin.metrics.effective import ess, mcse
-from onebasin.metrics.entropy import entropy, expected_entropy, mutual_information, predictive_entropy
-from onebasin.metrics.mixing import ebfmi, rhat
-from onebasin.metrics.mmd import mmd, mmd_interval, mmd_test
-from onebasin.metrics.ood_scores import energy, max_logit, msp
-from onebasin.metrics.pairs import pairwise_mutual_information
-from onebasin.metrics.regression import coverage, gaussian_nll, rmse, width
-from onebasin.metrics.scores import accuracy, brier, nll
-from onebasin.metrics.temperature import configurational_temperature, kinetic_temperature
-from onebasin.metrics.tempering import best_temperature, tempered
+from onebasin.metrics.chains import configurational_temperature, ebfmi, ess, kinetic_temperature, mcse, rhat
+from onebasin.metrics.concordance import kendall_tau, pearson, ranks, spearman
+from onebasin.metrics.detection import aupr, auroc, energy, entropy_score, fpr95, max_logit, msp, separation
+from onebasin.metrics.entropy import entropy, expected_entropy, information, mutual_information, predictive_entropy
+from onebasin.metrics.mmd import (
+    FEWEST,
+    Pooled,
+    bandwidths,
+    kernel_matrix,
+    metric_of,
+    mmd,
+    mmd_interval,
+    mmd_test,
+    percentiles,
+    permutation_p,
+    random_counts,
+    random_sides,
+    rounding,
+    side_statistics,
+    unbiased,
+    weighted_statistics,
+)
+from onebasin.metrics.pairs import (
+    METRICS,
+    Across,
+    Within,
+    add_absolutes,
+    mirrored,
+    pairwise_mutual_information,
+    unit_of,
+)
+from onebasin.metrics.probabilities import as_class_numbers, weighted_mean
+from onebasin.metrics.regression import central_interval, coverage, gaussian_nll, log_density, rmse, width
+from onebasin.metrics.scores import accuracy, agreement, brier, nll, total_variation
+from onebasin.metrics.tempering import COLDEST, best_temperature, tempered
 
 __all__ = [
+    "COLDEST",
+    "FEWEST",
+    "METRICS",
+    "Across",
+    "Counts",
     "Interval",
+    "Pooled",
     "Reliability",
+    "Within",
     "accuracy",
     "ace",
+    "add_absolutes",
     "agreement",
+    "as_class_numbers",
     "aupr",
     "auroc",
+    "bandwidths",
     "best_temperature",
     "brier",
+    "central_interval",
     "configurational_temperature",
     "coverage",
     "ebfmi",
     "ece",
     "energy",
     "entropy",
+    "entropy_score",
     "ess",
     "expected_entropy",
     "fpr95",
     "gaussian_nll",
+    "information",
     "interval",
     "kendall_tau",
+    "kernel_matrix",
     "kinetic_temperature",
+    "log_density",
     "max_logit",
     "mcse",
+    "metric_of",
+    "mirrored",
     "mmd",
     "mmd_interval",
     "mmd_test",
@@ -48,11 +87,26 @@ __all__ = [
     "mutual_information",
     "nll",
     "pairwise_mutual_information",
+    "pearson",
+    "percentiles",
+    "permutation_p",
     "predictive_entropy",
+    "random_counts",
+    "random_sides",
+    "ranks",
     "reliability",
+    "resampled",
     "rhat",
     "rmse",
+    "rounding",
+    "separation",
+    "side_statistics",
+    "spearman",
     "tempered",
     "total_variation",
+    "unbiased",
+    "unit_of",
+    "weighted_mean",
+    "weighted_statistics",
     "width",
 ]

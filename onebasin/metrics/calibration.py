@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
-from onebasin.metrics.probabilities import as_class_numbers, as_probabilities
-from onebasin.metrics.weighing import as_weights, at_most
+from onebasin.metrics.probabilities import as_class_numbers, as_probabilities, as_weights, at_most
 
 KINDS = ("class-wise", "top-label")
 PSEUDO = 1.0  # examples, half of them right, that each bin is given when its variance is judged ...

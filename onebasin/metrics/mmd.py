@@ -12,24 +12,288 @@ The permutation test and the bootstrap are explained in `resampled`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
-from onebasin.metrics.distances import METRICS, pairwise
-from onebasin.metrics.kernels import Bandwidth, bandwidths, kernel_values, metric_of
-from onebasin.metrics.resampled import (
-    FEWEST,
-    percentiles,
-    permutation_p,
-    random_counts,
-    random_sides,
-    rounding,
-    side_statistics,
-    weighted_statistics,
-)
+from onebasin.metrics.pairs import METRICS, pairwise
+
+# ----------------------------------------------------------------------
+# The k-th smallest of very many numbers, without sorting them or a copy of all: exact, in a few readings.
+
+
+_PIECE = 1 << 15  # numbers that stay in the cache, and that torch does not share out to threads, which would wait
+_FEW = 1 << 20  # numbers that are sorted out at once
+_GUESSED = 1 << 16  # numbers that the guess is made from
+_MARGIN = 0.02  # of all ranks on both sides of it: ten standard deviations of a random guess
+
+
+def smallest(values: Tensor, rank: int) -> float:
+    """Return the number that `rank` others of a tensor come before, in ascending order.
+
+    >>> smallest(torch.tensor([[4.0, 1.0], [2.0, 3.0]]), 2)
+    3.0
+
+    Args:
+        values: of any shape and any floating-point type, without NaN.
+        rank: from 0 on.
+    """
+    flat = values.reshape(-1)
+    if len(flat) <= _FEW:
+        return float(flat.kthvalue(rank + 1).values)
+    low, high = _guess(flat, rank / len(flat))
+    below, inside = _between(flat, low, high)
+    if not below <= rank < below + len(inside):  # the guess was wrong
+        below, inside = 0, flat
+    return float(inside.kthvalue(rank - below + 1).values)
+
+
+def _between(flat: Tensor, low: float, high: float) -> tuple[int, Tensor]:
+    """How many numbers are below, and those that are in between."""
+    below, inside = 0, []
+    for piece in flat.split(_PIECE):
+        less = piece < low
+        below += int(torch.count_nonzero(less))
+        inside.append(piece[(piece <= high).logical_and_(less.logical_not_())])
+    return below, torch.cat(inside)
+
+
+def _guess(flat: Tensor, share: float) -> tuple[float, float]:
+    """Two values that this share of the numbers probably lies between."""
+    places = torch.randint(len(flat), (_GUESSED,), generator=torch.Generator().manual_seed(0))
+    some = flat[places.to(flat.device)].sort().values
+    last = len(some) - 1
+    low, high = (round((share + side * _MARGIN) * last) for side in (-1, 1))
+    return (float(some[low]) if low > 0 else -math.inf), (float(some[high]) if high < last else math.inf)
+
+
+# ----------------------------------------------------------------------
+# Kernels of distances, and the bandwidths at which they are looked at.
+
+
+METRIC_OF = {"laplace": "l1", "gaussian": "l2", "multiquadric": "l2"}
+RULES = ("median", "pooled", "paper", "paper-floors")
+COUNT = 10  # bandwidths in a collection
+_ROWS = 512  # of a matrix that are looked at together
+_FIRST = 500  # members of each sample that the paper looks at
+_NEAR, _FAR = 0.1, 0.3  # its floors
+
+Bandwidth = str | float | Sequence[float] | Tensor
+
+
+def kernel_values(distances: Tensor, bandwidth: float, kernel: str) -> Tensor:
+    """Return the kernel of distances, elementwise.
+
+    >>> kernel_values(torch.tensor([0.0, 2.0]), 2.0, "laplace")
+    tensor([1.0000, 0.3679])
+    """
+    ratio = distances / bandwidth
+    if metric_of(kernel) == "l1":
+        return ratio.neg_().exp_()
+    square = ratio.square_()
+    return square.neg_().exp_() if kernel == "gaussian" else square.add_(1).rsqrt_()
+
+
+def metric_of(kernel: str) -> str:
+    """Return the metric whose distances a kernel takes: "l1" or "l2"."""
+    if kernel not in METRIC_OF:
+        raise InputError(f"expected a kernel out of {', '.join(METRIC_OF)}, found {kernel!r}: choose one of them")
+    return METRIC_OF[kernel]
+
+
+def bandwidths(rule: Bandwidth, distances: Tensor, split: int) -> Tensor:
+    """Return the bandwidths (count,) that a rule gives, or the numbers that were given.
+
+    >>> distances = torch.tensor([[0.0, 1.0, 4.0], [1.0, 0.0, 3.0], [4.0, 3.0, 0.0]])
+    >>> bandwidths("median", distances, split=1).tolist()
+    [3.0]
+
+    Args:
+        rule: a rule of this page, a number, or several.
+        distances: (N, N) of the pooled sample, symmetric with zeros on the diagonal.
+        split: the first so many members are x, the others y.
+
+    Returns:
+        float64 (count,). For members that are all alike, where every kernel is 1, all ones, or the floors.
+    """
+    if not isinstance(rule, str):
+        return _given(rule, distances.device)
+    if rule not in RULES:
+        raise InputError(f"expected bandwidth {', '.join(RULES)} or numbers, found {rule!r}: choose one of them")
+    chosen = distances[:split, split:][:_FIRST, :_FIRST] if rule.startswith("paper") else distances
+    if rule == "paper-floors":
+        return _floored(chosen[chosen > 0].double())
+    positive = int(torch.count_nonzero(chosen > 0))
+    if not positive:
+        return torch.ones(1 if rule == "median" else COUNT, dtype=torch.float64, device=distances.device)
+    if rule == "median":  # every pair is there twice, and members at a distance of 0 come first
+        middle = smallest(chosen, chosen.numel() - positive + 2 * ((positive // 2 - 1) // 2))
+        return torch.tensor([middle], dtype=torch.float64, device=distances.device)
+    least = min(float(torch.where(rows > 0, rows, math.inf).min()) for rows in chosen.split(_ROWS))
+    return _geometric(least / 2, 2 * float(chosen.max()), distances.device)
+
+
+def _floored(distances: Tensor) -> Tensor:
+    if not len(distances):
+        return _geometric(_NEAR / 2, 2 * _FAR, distances.device)
+    least = float(distances.min())
+    if least < _NEAR:
+        least = max(float(distances.sort().values[int(0.05 * len(distances))]), _NEAR)
+    return _geometric(least / 2, 2 * max(float(distances.max()), _FAR), distances.device)
+
+
+def _geometric(first: float, last: float, device: torch.device) -> Tensor:
+    steps = torch.linspace(0, 1, COUNT, dtype=torch.float64, device=device)
+    return first * (last / first) ** steps
+
+
+def _given(numbers: float | Sequence[float] | Tensor, device: torch.device) -> Tensor:
+    found = torch.as_tensor(numbers, dtype=torch.float64, device=device).reshape(-1)
+    if not len(found) or not bool(((found > 0) & torch.isfinite(found)).all()):
+        raise InputError(f"expected bandwidths above 0, found {numbers!r}: give positive numbers or a rule")
+    return found
+
+
+# ----------------------------------------------------------------------
+# The statistic of `mmd` when members change sides, and when they are drawn again.
+
+
+FEWEST = 3  # members of a side whose resamples differ from each other
+_RESAMPLED_ROWS = 1024  # of a symmetric matrix that are multiplied at once, from the diagonal on
+_VARIES = 1e3  # times its rounding: a statistic that varies less does not vary
+
+
+def random_sides(members: int, split: int, permutations: int, generator: torch.Generator | None) -> Tensor:
+    """Draw sides (members, 1 + permutations), 1.0 for x; the first column is the samples as they are."""
+    if permutations < 1:
+        raise InputError(f"expected at least 1 permutation, found {permutations}: 999 is usual")
+    generator = generator or torch.Generator().manual_seed(0)
+    order = torch.rand(permutations, members, generator=generator, dtype=torch.float64).argsort(1).T
+    sides = torch.cat([torch.arange(members)[:, None], order], 1) < split
+    return sides.double()
+
+
+def side_statistics(matrix: Tensor, sides: Tensor) -> Tensor:
+    """U for many ways to share out members.
+
+    Where a side has one member, the term of its pairs is absent.
+
+    Args:
+        matrix: kernel of all pairs (N, N), symmetric, 0 on the diagonal.
+        sides: (N, count), 1 for x and 0 for y, the same number of ones in each column.
+
+    Returns:
+        float64 (count,).
+    """
+    m = int(sides[:, 0].sum())
+    n = len(sides) - m
+    whole, touching = matrix.sum(), matrix.sum(1) @ sides
+    xx = _quadratic(matrix, sides)
+    xy = touching - xx
+    yy = whole - 2 * touching + xx
+    return xx / max(1, m * (m - 1)) + yy / max(1, n * (n - 1)) - 2 * xy / (m * n)
+
+
+def rounding(matrix: Tensor, split: int) -> Tensor:
+    """Return how much of `side_statistics` may be rounding, float64 ().
+
+    Sums over all N^2 pairs are subtracted from each other and divided by as few as m (m - 1).
+
+    Args:
+        matrix: kernel of all pairs (N, N).
+        split: members on one side.
+    """
+    count = len(matrix)
+    fewest = max(1, min(size * (size - 1) for size in (split, count - split)))
+    return 16 * torch.finfo(torch.float64).eps * matrix.amax() * (count**2 / fewest)
+
+
+def permutation_p(found: Tensor, rounding: Tensor | None = None) -> tuple[Tensor, float]:
+    """P-values of the first column of statistics (count, 1 + permutations): one for each row, and one for all rows.
+
+    Args:
+        found: the statistics.
+        rounding: differences up to this are none (count,); 0 if it is left out. Rows that vary by hardly more say
+            nothing: all permutations tie.
+    """
+    slack = found.new_zeros(len(found), 1) if rounding is None else rounding[:, None]
+    each = (found >= found[:, :1] - slack).double().mean(1)
+    spread = found.square().mean(1, keepdim=True).sqrt()
+    varies = spread > _VARIES * slack
+    divisor = torch.where(varies, spread, 1)
+    largest = torch.where(varies, found / divisor, 0).amax(0)
+    near = float(torch.where(varies, slack / divisor, 0).max()) + 1e-12
+    each = torch.where(varies[:, 0], each, 1)
+    return each, float((largest >= largest[0] - near).double().mean())
+
+
+def random_counts(members: int, split: int, resamples: int, generator: torch.Generator | None) -> Tensor:
+    """How often each member is drawn when both samples are drawn anew with replacement (members, resamples)."""
+    if resamples < 1:
+        raise InputError(f"expected at least 1 resample, found {resamples}: 1000 is usual")
+    generator = generator or torch.Generator().manual_seed(0)
+    parts = []
+    for size in (split, members - split):
+        drawn = torch.randint(size, (size, resamples), generator=generator)
+        zeros = torch.zeros(size, resamples, dtype=torch.float64)
+        parts.append(zeros.scatter_add_(0, drawn, torch.ones(size, resamples, dtype=torch.float64)))
+    return torch.cat(parts)
+
+
+def weighted_statistics(sums: Tensor, sizes: Tensor, split: int, counts: Tensor) -> Tensor:
+    """U of resampled groups of members, pairs of one group left out.
+
+    Args:
+        sums: kernel summed over all pairs of members of two groups (N, N); its diagonal is not used.
+        sizes: members of each group (N,); ones where every member stands for itself.
+        split: the first so many groups are x.
+        counts: how often each group is taken (N, count).
+
+    Returns:
+        float64 (count,); NaN where one side consists of copies of one group.
+    """
+    left, right = counts[:split], counts[split:]
+    cross = (left * (sums[:split, split:] @ right)).sum(0) / ((sizes[:split] @ left) * (sizes[split:] @ right))
+    return (
+        _within(sums[:split, :split], sizes[:split], left)
+        + _within(sums[split:, split:], sizes[split:], right)
+        - (2 * cross)
+    )
+
+
+def _within(sums: Tensor, sizes: Tensor, counts: Tensor) -> Tensor:
+    """Mean over pairs of different groups."""
+    off = sums - torch.diag(sums.diagonal()) if bool(sums.diagonal().any()) else sums
+    weights = sizes[:, None] * counts
+    pairs = weights.sum(0).square() - weights.square().sum(0)
+    return _quadratic(off, counts) / torch.where(pairs > 0, pairs, math.nan)
+
+
+def _quadratic(matrix: Tensor, columns: Tensor) -> Tensor:
+    """The form a'Ka of each column a of (N, count), (count,), for a symmetric K (N, N), of which half suffices."""
+    total = columns.new_zeros(columns.shape[1])
+    for start in range(0, len(matrix), _RESAMPLED_ROWS):
+        stop = min(start + _RESAMPLED_ROWS, len(matrix))
+        own = columns[start:stop]
+        above = matrix[start:stop, stop:] @ columns[stop:]
+        total += (own * (matrix[start:stop, start:stop] @ own).add_(above, alpha=2)).sum(0)
+    return total
+
+
+def percentiles(values: Tensor, confidence: float) -> tuple[float, float]:
+    """The interval that leaves out equally many values on both sides; NaN is passed over."""
+    if not 0 < confidence < 1:
+        raise InputError(f"expected a confidence between 0 and 1, found {confidence}: 0.95 is usual")
+    tail = (1 - confidence) / 2
+    low, high = values.nanquantile(torch.tensor([tail, 1 - tail], dtype=values.dtype, device=values.device)).tolist()
+    return low, high
+
+
+# ----------------------------------------------------------------------
+# Do two samples come from one law? The maximum mean discrepancy, its permutation test and its bootstrap.
 
 
 @dataclass(frozen=True, eq=False)

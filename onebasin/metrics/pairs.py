@@ -24,8 +24,220 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
-from onebasin.metrics.distances import COLUMNS, add_products, mirrored, squares
 from onebasin.metrics.probabilities import MEMBERS, as_probabilities
+
+# ----------------------------------------------------------------------
+# Distances of all pairs of rows, summed over blocks of columns: nothing larger than (rows, rows) is kept.
+
+
+METRICS = ("l1", "l2")
+COLUMNS = 2048  # of one product in the precision of the rows; longer sums are taken in float64
+_ROWS = 192  # of one product, with all rows from there on: little is computed below the diagonal
+_CACHED = 256  # rows and columns whose differences stay in the cache
+_NEARLY = 1e-5  # of |x - c|^2 + |y - c|^2: above, rows are no copies
+_ORDINARY = 30  # binary digits above and below 1 of numbers whose squares float32 can sum
+
+
+class Within:
+    """Squared Euclidean distances of all pairs of rows x (N, columns), which arrive in blocks of columns.
+
+    Args:
+        rows: N.
+        device: where the rows are.
+    """
+
+    def __init__(self, rows: int, device: torch.device | None = None) -> None:
+        self.products = torch.zeros(rows, rows, dtype=torch.float64, device=device)
+        self.prints = Fingerprints(rows, device)
+
+    def add(self, rows: Tensor, unit: float = 1.0) -> None:
+        """Take in a block (N, columns) in float32 or float64, finite and in units of `unit`; it is not changed."""
+        self.prints.add(rows)
+        add_products(self.products, rows - rows.mean(0), unit * unit)  # infinite where float64 has no such number
+
+    def found(self) -> Tensor:
+        """The squared distances so far, float64 (N, N), symmetric with zeros on the diagonal and for copies."""
+        norms, found = self.products.diagonal(), squares(self.products)
+        if len(self.prints.sums.unique()) == len(found):
+            return found
+        return _without_copies(found, (norms, norms), (self.prints, self.prints))
+
+
+class Across:
+    """Squared Euclidean distances of rows x (m, columns) from rows y (n, columns), in blocks of columns.
+
+    Args:
+        left: m.
+        right: n.
+        device: where the rows are.
+    """
+
+    def __init__(self, left: int, right: int, device: torch.device | None = None) -> None:
+        self.products = torch.zeros(left, right, dtype=torch.float64, device=device)
+        self.norms = self.products.new_zeros(left), self.products.new_zeros(right)  # |x'|^2, |y'|^2
+        self.leaning = self.products.new_zeros(left), self.products.new_zeros(right)  # <D, x'>, <D, y'>
+        self.apart = self.products.new_zeros(())  # |D|^2
+        self.prints = Fingerprints(left, device), Fingerprints(right, device)
+
+    def add(self, x: Tensor, y: Tensor, unit: float = 1.0) -> None:
+        """Take in blocks of the same columns, as `Within` does."""
+        area = unit * unit
+        centres = [rows.mean(0) for rows in (x, y)]
+        way = centres[0] - centres[1]
+        self.apart += area * way.double().square().sum()
+        left, right = (rows - centre for rows, centre in zip((x, y), centres, strict=True))
+        for rows, centred, prints, norms, leaning in zip(
+            (x, y), (left, right), self.prints, self.norms, self.leaning, strict=True
+        ):
+            prints.add(rows)
+            norms.add_(torch.linalg.vector_norm(centred, dim=1, dtype=torch.float64).square(), alpha=area)
+            for part, step in zip(centred.split(COLUMNS, dim=1), way.split(COLUMNS), strict=True):
+                leaning.add_(part @ step, alpha=area)
+        for here, there in zip(left.split(COLUMNS, dim=1), right.split(COLUMNS, dim=1), strict=True):
+            self.products.add_(here @ there.T, alpha=area)
+
+    def found(self) -> Tensor:
+        """The squared distances so far, float64 (m, n), zero for copies."""
+        x, y = self.norms
+        leaning = self.leaning[0][:, None] - self.leaning[1]
+        result = (x[:, None] + y).sub_(self.products, alpha=2).add_(leaning, alpha=2).add_(self.apart).clamp_min_(0)
+        return _without_copies(result, (x + self.apart, y + self.apart), self.prints)
+
+
+def _without_copies(squares: Tensor, sizes: tuple[Tensor, Tensor], prints: tuple[Fingerprints, Fingerprints]) -> Tensor:
+    """Set the distances (m, n) of copies to 0, in place; if two prints are equal by chance, their rows are not near."""
+    left, right = (own.sums for own in prints)
+    for row in torch.isin(left, right).nonzero().flatten().tolist():
+        near = squares[row] <= _NEARLY * (sizes[0][row] + sizes[1])
+        squares[row].masked_fill_((left[row] == right) & near, 0)
+    return squares
+
+
+class Fingerprints:
+    """One number for each row, equal for rows of equal numbers and, but for a chance of 2^-30, for no others.
+
+    The bits of a row, taken as whole numbers, are summed with random weights modulo 2^64, which no order of summation
+    changes.
+    """
+
+    def __init__(self, rows: int, device: torch.device | None = None) -> None:
+        self.sums = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.generator = torch.Generator().manual_seed(0)
+
+    def add(self, rows: Tensor) -> None:
+        """Take in the next columns (N, columns), in float32 or float64."""
+        for part in rows.split(COLUMNS, dim=1):
+            drawn = torch.randint(-(2**62), 2**62, (part.shape[1],), generator=self.generator)
+            bits = (part + 0.0).view(torch.int32 if part.dtype == torch.float32 else torch.int64)  # -0 becomes 0
+            mixed = bits.long() if bits.dtype == torch.int32 else bits ^ (bits >> 32)  # low bits are often all 0
+            self.sums += mixed.mul_(drawn.to(part.device)).sum(1)
+
+
+def unit_of(rows: Tensor) -> float:
+    """Return the power of two in whose units rows can be squared: 1 for all but very large and very small numbers.
+
+    >>> unit_of(torch.tensor([[0.001, 5.0]])), unit_of(torch.tensor([[0.0, 2.0**-100]]))
+    (1.0, 1.57...e-30)
+
+    Args:
+        rows: of any shape, in float32 or float64.
+
+    Returns:
+        The unit; NaN where an entry is NaN or infinite.
+    """
+    low, high = (float(end) for end in rows.aminmax())
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return math.nan
+    _, exponent = math.frexp(max(-low, high))
+    reach = 120 if rows.dtype == torch.float32 else 1000  # units that are numbers of this dtype, and so their inverses
+    return 1.0 if abs(exponent) <= _ORDINARY else 2.0 ** max(-reach, min(reach, exponent))
+
+
+def add_products(total: Tensor, rows: Tensor, factor: float = 1.0) -> None:
+    """Add factor <r_i, r_j> to the upper part of `total`.
+
+    Args:
+        total: float64 (N, N); entries below the diagonal are not to be relied on.
+        rows: (N, columns), float32 or float64, centred already.
+        factor: of the products.
+    """
+    for part in rows.split(COLUMNS, dim=1):
+        for start in range(0, len(rows), _ROWS):
+            stop = start + _ROWS
+            total[start:stop, start:].add_(part[start:stop] @ part[start:].T, alpha=factor)
+
+
+def squares(products: Tensor) -> Tensor:
+    """Turn products (N, N) of `add_products` into squared distances, symmetric with zeros on the diagonal."""
+    norms = products.diagonal()
+    return mirrored((norms[:, None] + norms).sub_(products, alpha=2).clamp_min_(0))
+
+
+def add_absolutes(total: Tensor, left: Tensor, right: Tensor | None = None, unit: float = 1.0) -> None:
+    """Add unit sum_k |x_ik - y_jk| to `total`, float64 (m, n).
+
+    Args:
+        total: where to.
+        left: x, (m, columns).
+        right: y, (n, columns); x itself if it is left out, and then only upper tiles are filled, see `mirrored`.
+        unit: of the numbers.
+    """
+    other = left if right is None else right
+    for rows in _ranges(len(left), _CACHED):
+        for columns in _ranges(left.shape[1], _CACHED):
+            here = left[rows, columns]
+            for others in _ranges(len(other), _CACHED):
+                if right is None and others.start < rows.start:
+                    continue
+                there = other[others, columns].contiguous()
+                difference = torch.empty_like(there)
+                sums = [torch.sub(there, row, out=difference).abs_().sum(1) for row in here]
+                total[rows, others].add_(torch.stack(sums), alpha=unit)
+
+
+def mirrored(upper: Tensor) -> Tensor:
+    """Return the symmetric matrix whose part above the diagonal is given, with zeros on the diagonal."""
+    above = upper.triu(1)
+    return above + above.T
+
+
+def pairwise(rows: Tensor, metric: str = "l2") -> Tensor:
+    """Return the distances of all pairs of rows.
+
+    >>> pairwise(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), "l2").tolist()
+    [[0.0, 5.0], [5.0, 0.0]]
+
+    Args:
+        rows: (N, columns) of any floating-point type; computed in float64.
+        metric: "l1" or "l2".
+
+    Returns:
+        float64 (N, N).
+    """
+    if metric not in METRICS:
+        raise InputError(f"expected metric {' or '.join(METRICS)}, found {metric!r}: choose one of them")
+    unit = unit_of(rows.double()) if rows.numel() else 1.0
+    if math.isnan(unit):
+        raise InputError("expected finite rows, found NaN or infinity: leave these members out")
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    found = Within(len(rows), rows.device)
+    for part in rows.split(COLUMNS, dim=1):
+        wide = part.double() / unit
+        if metric == "l1":
+            add_absolutes(total, wide)
+        else:
+            found.add(wide)
+    return (mirrored(total) if metric == "l1" else found.found().sqrt_()) * unit
+
+
+def _ranges(count: int, size: int) -> list[slice]:
+    """Ranges of at most `size` that cover everything."""
+    return [slice(start, min(start + size, count)) for start in range(0, count, size)]
+
+
+# ----------------------------------------------------------------------
+# How much two networks disagree, for all pairs of a crowd at the price of one matrix product.
+
 
 # (t, v): 1/2 s log s = a + b s + sum of v exp(-t s), for 0 <= s <= 2
 TERMS = (

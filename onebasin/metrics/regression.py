@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
-from onebasin.metrics.weighing import weighted_mean
+from onebasin.metrics.probabilities import weighted_mean
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _BLOCK_VALUES = 1 << 21  # members x entries whose densities are held at once: 16 MB in float64

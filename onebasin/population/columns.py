@@ -1,18 +1,18 @@
-"""Read a range of columns of one tensor of all members: what sums over pairs of members need.
-
-A shard holds each tensor as (members, *shape), so a range of columns is a strided part of the mapped file. It is copied
-into a buffer of the caller, and the map is dropped with the call: pages of the file never pile up in memory.
-"""
+"""Tensors that are the same in all members of a population."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from onebasin.population.crowd import Population
+from onebasin.population.population import Population, parts
 from onebasin.population.sources import MemorySource, consecutive
+
+# ----------------------------------------------------------------------
+# Read a range of columns of one tensor of all members: what sums over pairs of members need.
 
 
 def device_of(population: Population) -> torch.device:
@@ -75,3 +75,27 @@ def _copy(out: Tensor, places: Tensor, flat: Tensor, rows: Tensor) -> None:
     for position, place, length in consecutive(places):
         for offset, row, count in consecutive(rows[position : position + length]):
             out[place + offset : place + offset + count].copy_(flat[row : row + count])
+
+
+# ----------------------------------------------------------------------
+# Tensors that are the same in all members of a population.
+
+
+def constant_tensors(population: Population, names: Iterable[str]) -> set[str]:
+    """The names among `names` of tensors that are equal bit for bit in all members; none of an empty population.
+
+    A tensor is not looked at any more once two members differ in it, and reading stops when none is left: of a
+    population of sampled networks the first block.
+
+    Args:
+        population: the networks.
+        names: tensors to look at.
+    """
+    left = set(names) if len(population) else set()
+    first = population.member(0) if left else {}
+    for _, part in parts(population) if left else ():
+        block = part.stacked()
+        left = {name for name in left if torch.equal(block[name], first[name].expand_as(block[name]))}
+        if not left:
+            break
+    return left

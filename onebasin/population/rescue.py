@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from onebasin.errors import StorageError
-from onebasin.population.crowd import Population
-from onebasin.population.findings import DAMAGED, WHOLE, Finding
-from onebasin.population.store import read_manifest
+from onebasin.population.population import Population
+from onebasin.population.shard import read_manifest
+from onebasin.storage import DAMAGED, WHOLE, Finding
 
 NETWORKS = ("shard", "network")  # kinds of findings that can be saved
 

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from onebasin.population.tensor_file import TensorFile, map_tensors
 from onebasin.state import Spec, State, TensorSpec
+from onebasin.storage import TensorFile, map_tensors
 
 
 class Source(Protocol):

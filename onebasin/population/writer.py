@@ -1,4 +1,4 @@
-"""Append members to a population on disk, block by block."""
+"""Save a whole population, all or nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -14,12 +15,29 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError, StorageError
-from onebasin.population.durable import make_folder, need_space
-from onebasin.population.read import network_paths
-from onebasin.population.shard import Block, Origin, check_names, holds, read_shard, shard_key, shard_name, write_shard
+from onebasin.population.files import network_paths
+from onebasin.population.shard import (
+    MANIFEST,
+    Block,
+    Manifest,
+    Origin,
+    block_spec,
+    check_names,
+    holds,
+    read_shard,
+    read_shards,
+    shard_key,
+    shard_name,
+    write_manifest,
+    write_shard,
+)
 from onebasin.population.sources import empty
-from onebasin.population.store import MANIFEST, Manifest, read_shards, write_manifest
 from onebasin.state import Spec, State, check_spec, check_state
+from onebasin.storage import make_folder, need_space, whole_folder
+
+# ----------------------------------------------------------------------
+# Append members to a population on disk, block by block.
+
 
 BLOCK_BYTES = 64 << 20  # default size of a block: large against the cost of an fsync, small against memory
 _APPENDED = 1024  # members that wait in memory at most: a sampler of tiny networks should not lose hours
@@ -204,3 +222,26 @@ class PopulationWriter:
             raise StorageError(
                 f"{path} exists already, so another writer named {self.name} is at work: give each its own name"
             ) from error
+
+
+# ----------------------------------------------------------------------
+# Save a whole population, all or nothing.
+
+
+def save_folder(path: Path, blocks: Iterator[tuple[int, State]], crowd: Crowd) -> None:
+    """Write blocks with the facts of `crowd` into a new population folder; each block becomes a shard."""
+    with whole_folder(path) as folder:
+        first = next(blocks, None)
+        spec = crowd.spec if first is None else block_spec(first[1])
+        need_space(folder, len(crowd) * member_bytes(spec))
+        with PopulationWriter(folder, spec, provenance=crowd.provenance, name="0") as writer:
+            for start, tensors in chain([] if first is None else [first], blocks):
+                writer.write(block_at(start, tensors, crowd))
+
+
+def save_file(path: Path, tensors: State, crowd: Crowd) -> None:
+    """Write all members into one safetensors file; a file of this name is replaced when the new one is whole."""
+    check_names(crowd.spec)
+    make_folder(path.parent)
+    need_space(path.parent, len(crowd) * member_bytes(crowd.spec))
+    write_shard(path, block_at(0, tensors, crowd), replace=True)

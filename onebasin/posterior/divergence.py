@@ -8,16 +8,119 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
-from onebasin.posterior.bures import squared_bures
-from onebasin.posterior.gaussian import Gaussian, check_spread
+from onebasin.posterior.gaussian import Covariance, Diagonal, Gaussian, LowRank, check_spread
 from onebasin.posterior.posterior import Posterior
-from onebasin.posterior.spread import Spread, spread_of
 from onebasin.state import check_spec
+
+# ----------------------------------------------------------------------
+# The two parts of a covariance that formulas for large D know: independent, and along a few directions.
+
+
+class Deviation(NamedTuple):
+    """Covariance diag(scale^2) + factor factor^T, float64."""
+
+    scale: Tensor  # (D,)
+    factor: Tensor  # (D, K), K may be 0
+
+
+def spread_of(shape: Covariance) -> Deviation:
+    """The parts of a diagonal or low-rank shape.
+
+    >>> import torch
+    >>> spread_of(Diagonal(torch.ones(2))).factor.shape
+    torch.Size([2, 0])
+    """
+    if isinstance(shape, Diagonal):
+        scale = shape.scale.double()
+        return Deviation(scale, scale.new_zeros(len(scale), 0))
+    if isinstance(shape, LowRank):
+        return Deviation(shape.scale.double(), shape.factor.double())
+    raise InputError(
+        f"expected diagonal or low-rank Gaussians, found a {shape.kind} one: draw networks from it and fit one to them"
+    )
+
+
+# ----------------------------------------------------------------------
+# The Bures metric: the part of the 2-Wasserstein distance of Gaussians that their covariances make.
+
+
+_DENSE = 2048  # up to so many weights covariances are written out
+
+
+def squared_bures(a: Deviation, b: Deviation) -> tuple[float, float]:
+    """Lower and upper bound of d^2; they are equal where it has a closed form.
+
+    With no directions it is |scale_a - scale_b|^2. If both independent parts are multiples s and t of the identity (0
+    also), all happens in the span of both factors but for (D - rank) (s - t)^2. Otherwise x = scale_a z + F u and
+    y = scale_b z + G R u, with R the best rotation, is a coupling: above lies
+
+        |scale_a - scale_b|^2 + |F|^2 + |G|^2 - 2 |F^T G|_*,
+
+    and below lie the distances of the marginals, sum_i (std_a - std_b)_i^2.
+    """
+    if not (a.factor.shape[1] or b.factor.shape[1]):
+        exact = float((a.scale - b.scale).square().sum())
+        return exact, exact
+    if _isotropic(a) and _isotropic(b):
+        exact = _in_the_span(a, b)
+        return exact, exact
+    if len(a.scale) <= _DENSE:
+        exact = _dense(_covariance(a.scale, a.factor), _covariance(b.scale, b.factor))
+        return exact, exact
+    low = float((_std(a) - _std(b)).square().sum())
+    directions = a.factor.square().sum() + b.factor.square().sum() - 2 * _nuclear(a.factor.T @ b.factor)
+    return low, max(low, float((a.scale - b.scale).square().sum() + directions.clamp(min=0)))
+
+
+def _isotropic(spread: Deviation) -> bool:
+    return bool((spread.scale == spread.scale[0]).all())
+
+
+def _in_the_span(a: Deviation, b: Deviation) -> float:
+    """Both covariances are multiples of the identity outside of the span of their factors."""
+    together = torch.cat([a.factor, b.factor], 1)
+    if together.shape[1] >= len(together):
+        return _dense(_covariance(a.scale, a.factor), _covariance(b.scale, b.factor))
+    basis = torch.linalg.qr(together).Q
+    kept = basis.shape[1]
+    inside = [_covariance(spread.scale[:kept], basis.T @ spread.factor) for spread in (a, b)]
+    outside: float = (len(together) - kept) * float(a.scale[0] - b.scale[0]) ** 2
+    return _dense(inside[0], inside[1]) + outside
+
+
+def _covariance(scale: Tensor, factor: Tensor) -> Tensor:
+    return torch.diag(scale.square()) + factor @ factor.T
+
+
+def _dense(a: Tensor, b: Tensor) -> float:
+    """d^2 of two matrices: tr (A^1/2 B A^1/2)^1/2 is the nuclear norm of A^1/2 B^1/2."""
+    return max(0.0, float(a.trace() + b.trace() - 2 * _nuclear(_root(a) @ _root(b))))
+
+
+def _root(matrix: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    root: Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    return root
+
+
+def _nuclear(matrix: Tensor) -> Tensor:
+    total: Tensor = torch.linalg.svdvals(matrix).sum()
+    return total
+
+
+def _std(spread: Deviation) -> Tensor:
+    return (spread.scale.square() + spread.factor.square().sum(1)).sqrt()
+
+
+# ----------------------------------------------------------------------
+# How far two posteriors over the same weights are apart: Kullback-Leibler and 2-Wasserstein.
+
 
 _DRAWN_BYTES = 1 << 28
 
@@ -145,7 +248,7 @@ def _quadratic(columns: Tensor, basis: Tensor) -> Tensor:
     return (left - basis @ (basis.T @ left)).square().sum()  # once more, for what rounding left in the span
 
 
-def _half_log_determinant(spread: Spread) -> Tensor:
+def _half_log_determinant(spread: Deviation) -> Tensor:
     root: Tensor = torch.linalg.qr(_above_identity(spread.factor / spread.scale[:, None]), mode="r").R
     return spread.scale.log().sum() + root.diagonal().abs().log().sum()
 

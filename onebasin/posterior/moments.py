@@ -1,27 +1,97 @@
-"""Mean and spread of a crowd, read once, block by block; for groups of members as well as for all.
+"""The leading directions of a crowd by random projection (Halko, Martinsson and Tropp, 2011), in a few readings.
 
-Sums of squares are those of deviations from a block's own mean, and blocks are merged as Chan, Golub and LeVeque (1979)
-do: no difference of two large numbers is ever taken. Shards of a crowd are merged in the same way and in their order,
-so that results do not depend on who has read them.
+X (N, D) are the deviations of N networks from their centres. They are read in blocks and never held. With Q a basis
+(D, L) of the span of X^T times random numbers, improved by `passes` turns of Q <- orth(X^T X Q), and U (N, K) the
+leading left singular vectors of X Q,
+
+    factor = X^T U / sqrt(degrees),    so that    factor factor^T = X^T U U^T X / degrees <= X^T X / degrees:
+
+since U U^T is a projection among the networks, no weight gets more variance than the crowd has. (Projecting the weights
+by Q Q^T instead does not promise that.)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from onebasin.cluster import Cluster, Serial
 from onebasin.errors import InputError, SpecError
-from onebasin.population import Population
-from onebasin.population.parting import parts, readers
-from onebasin.population.writer import block_members
-from onebasin.posterior.coordinates import Coordinates
-from onebasin.posterior.uncertain import vector_dtype
+from onebasin.parallel import Executor, SerialExecutor, settled
+from onebasin.population import Population, block_members, parts, readers
+from onebasin.posterior.layout import FlatLayout, vector_dtype
 from onebasin.state import State
+
+# ----------------------------------------------------------------------
+# A matrix X (N, D) that is too large to be held, and is read whenever it is multiplied.
+
+
+Rows = Callable[[], Iterator[tuple[int, Tensor]]]
+"""Begins a reading: yields (start, rows (n, D)) of X, which may be reused for the next."""
+
+
+class Matrix(ABC):
+    """X (N, D); every product is one reading."""
+
+    @abstractmethod
+    def times(self, right: Tensor) -> Tensor:
+        """X right, (N, L), for `right` (D, L)."""
+
+    @abstractmethod
+    def gathered(self, left: Tensor, width: int) -> Tensor:
+        """X^T left, (D, L), for `left` (N, L) and D = `width`."""
+
+    @abstractmethod
+    def turned(self, right: Tensor) -> Tensor:
+        """X^T X right, (D, L), for `right` (D, L)."""
+
+    @abstractmethod
+    def lengths(self) -> Tensor:
+        """The squared norm of each row, float64 (N,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Read(Matrix):
+    """A matrix that is read in this process.
+
+    >>> halves = Read(lambda: iter([(0, torch.eye(2)), (2, torch.ones(1, 2))]))
+    >>> halves.turned(torch.ones(2, 1)).flatten().tolist(), halves.lengths().tolist()
+    ([3.0, 3.0], [1.0, 1.0, 2.0])
+    """
+
+    rows: Rows
+
+    def times(self, right: Tensor) -> Tensor:
+        """Row block by row block."""
+        return torch.cat([block @ right for _, block in self.rows()])
+
+    def gathered(self, left: Tensor, width: int) -> Tensor:
+        """Summed over row blocks."""
+        total = left.new_zeros(width, left.shape[1])
+        for start, block in self.rows():
+            total.addmm_(block.T, left[start : start + len(block)])
+        return total
+
+    def turned(self, right: Tensor) -> Tensor:
+        """Summed over row blocks."""
+        total = torch.zeros_like(right)
+        for _, block in self.rows():
+            total.addmm_(block.T, block @ right)
+        return total
+
+    def lengths(self) -> Tensor:
+        """Row block by row block."""
+        return torch.cat([block.square().sum(1, dtype=torch.float64) for _, block in self.rows()])
+
+
+# ----------------------------------------------------------------------
+# Mean and spread of a crowd, read once, block by block; for groups of members as well as for all.
+
 
 _SHARE = 16  # networks in a shard for each group, at least: what comes back are the numbers of four of them
 _BLOCK_BYTES = 256 << 20  # of a centred block: its products with a sketch are then bound by arithmetic, not by memory
@@ -64,7 +134,7 @@ class Moments:
         return (self.squares.sum(0) / (members - groups)).sqrt()
 
 
-def moments(population: Population, names: Sequence[str], groups: Tensor, cluster: Cluster | None = None) -> Moments:
+def moments(population: Population, names: Sequence[str], groups: Tensor, executor: Executor | None = None) -> Moments:
     """The moments of groups of members; `groups` gives the group of each, int64 (N,), from 0 up, none empty.
 
     >>> crowd = Population.from_stacked({"w": torch.tensor([[1.0], [3.0], [8.0]])})
@@ -78,7 +148,7 @@ def moments(population: Population, names: Sequence[str], groups: Tensor, cluste
         population: the members.
         names: the tensors to look at, floating-point ones.
         groups: the group of each member.
-        cluster: who reads them; this process by default.
+        executor: who reads them; this process by default.
 
     Raises:
         SpecError: a member holds NaN or infinity, or numbers whose squares are infinite.
@@ -92,7 +162,7 @@ def moments(population: Population, names: Sequence[str], groups: Tensor, cluste
     )
     size = max(block_members(population.spec), _SHARE * number)
     shards = ((members, groups[start : start + len(members)]) for start, members in parts(population, size))
-    for present, own in readers(population, cluster or Serial()).map(_moments, shards, shared=total.names):
+    for present, own in readers(population, executor or SerialExecutor()).map(_moments, shards, shared=total.names):
         for row, group in enumerate(present):
             _merge(total, group, int(own.counts[row]), own.mean[row], own.squares[row])
     if not bool(torch.isfinite(total.squares).all()):
@@ -158,7 +228,7 @@ def _not_finite(population: Population, names: Sequence[str]) -> SpecError:
 
 
 def deviations(
-    population: Population, layout: Coordinates, centres: Tensor, groups: Tensor
+    population: Population, layout: FlatLayout, centres: Tensor, groups: Tensor
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield (start, rows (n, D)) for consecutive members: weights minus the centre (G, D), float64, of their group.
 
@@ -173,12 +243,12 @@ def deviations(
         yield start, _centred(block, layout, parts, groups[start : start + size], room)
 
 
-def rows_at_once(layout: Coordinates, members: int) -> int:
+def rows_at_once(layout: FlatLayout, members: int) -> int:
     """How many of so many members `deviations` holds together."""
     return max(1, min(members, _BLOCK_BYTES // max(1, vector_dtype(layout).itemsize * layout.size)))
 
 
-def _centred(block: State, layout: Coordinates, parts: tuple[Tensor, Tensor], own: Tensor, room: Tensor) -> Tensor:
+def _centred(block: State, layout: FlatLayout, parts: tuple[Tensor, Tensor], own: Tensor, room: Tensor) -> Tensor:
     rows = room[: len(own)]
     pieces = (tensor.split(layout.sizes, dim=1) for tensor in (rows, *parts))
     for name, place, rounded, small in zip(layout.names, *pieces, strict=True):
@@ -190,3 +260,162 @@ def _centred(block: State, layout: Coordinates, parts: tuple[Tensor, Tensor], ow
 
 def _device(population: Population) -> torch.device:
     return next(iter(next(population.blocks(1))[1].values())).device
+
+
+# ----------------------------------------------------------------------
+# The deviations of networks from their centres as a matrix (N, D), multiplied shard by shard wherever the work
+
+
+_DEVIATIONS_SHARE = 4  # networks in a shard for each column of a product (D, L), which comes back from every shard
+_Shard = tuple[Population, Tensor, Tensor | None]
+
+
+class Deviations(Matrix):
+    """X (N, D) with a row w - centre of its group for each network w, in the precision of `vector_dtype`.
+
+    Attributes:
+        size: N and D.
+        degrees: N - G, the divisor of an unbiased covariance.
+
+    Args:
+        population: N networks.
+        layout: which D of their numbers.
+        centres: of G groups, float64 (G, D).
+        groups: the group of each network, int64 (N,); all are of one if it is left out.
+        executor: who reads and multiplies.
+    """
+
+    def __init__(
+        self,
+        population: Population,
+        layout: FlatLayout,
+        centres: Tensor,
+        groups: Tensor | None = None,
+        *,
+        executor: Executor,
+    ) -> None:
+        self.population, self.executor = population, executor
+        self.groups = torch.zeros(len(population), dtype=torch.int64) if groups is None else groups
+        self.size = (len(population), layout.size)
+        self.degrees = len(population) - len(centres)
+        self._work = _Work(layout, centres)  # one object for all products, so that it is sent once
+
+    def times(self, right: Tensor) -> Tensor:
+        """Shards of about 64 MB, laid end to end."""
+        return torch.cat(list(self._mapped(("times", right), 1)))
+
+    def gathered(self, left: Tensor, width: int) -> Tensor:
+        """Summed over shards."""
+        return _sum(self._mapped(("gathered", None), _DEVIATIONS_SHARE * left.shape[1], left))
+
+    def turned(self, right: Tensor) -> Tensor:
+        """Summed over shards."""
+        return _sum(self._mapped(("turned", right), _DEVIATIONS_SHARE * right.shape[1]))
+
+    def lengths(self) -> Tensor:
+        """Shards of about 64 MB, laid end to end."""
+        return torch.cat(list(self._mapped(("lengths", None), 1)))
+
+    def _mapped(self, what: tuple[str, Tensor | None], least: int, left: Tensor | None = None) -> Iterator[Tensor]:
+        """The products of shards of `least` networks, or more."""
+        size = max(block_members(self.population.spec), least)
+        return self.executor.map(self._work, self._shards(size, left), shared=settled(what))
+
+    def _shards(self, size: int, left: Tensor | None) -> Iterator[_Shard]:
+        for start, members in parts(self.population, size):
+            rows = slice(start, start + len(members))
+            yield members, self.groups[rows], None if left is None else settled(left[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """A product of some rows."""
+
+    layout: FlatLayout
+    centres: Tensor
+
+    def __call__(self, what: tuple[str, Tensor | None], shard: _Shard) -> Tensor:
+        members, groups, left = shard
+        x = Read(partial(deviations, members, self.layout, self.centres, groups))
+        name, right = what
+        if left is not None:
+            return x.gathered(left, self.layout.size)
+        if right is None:
+            return x.lengths()
+        return x.turned(right) if name == "turned" else x.times(right)
+
+
+def _sum(parts: Iterator[Tensor]) -> Tensor:
+    """Add up, in order."""
+    total = next(parts)
+    for part in parts:
+        total += part
+    return total
+
+
+# ----------------------------------------------------------------------
+# The leading directions of a crowd by random projection (Halko, Martinsson and Tropp, 2011), in a few readings.
+
+
+_PIECE_VALUES = 1 << 20  # of a factor that are held in float64 at once
+
+
+def leading_factor(
+    rows: Rows | Matrix,
+    size: tuple[int, int],
+    rank: int,
+    *,
+    degrees: int,
+    oversample: int,
+    passes: int,
+    like: Tensor,
+    seed: int,
+) -> Tensor:
+    """The factor (D, K) of the best covariance of rank K, columns orthogonal, longest first.
+
+    Exact, up to rounding, where K + oversample reaches the number of networks.
+
+    Args:
+        rows: X, or what begins a reading of it.
+        size: N and D.
+        rank: K; no more columns are returned than `degrees`, for there are no more directions.
+        degrees: the divisor of the covariance, such as N - 1.
+        oversample: further directions that are searched, L = K + oversample.
+        passes: power passes, one reading each; more find directions whose variances differ little.
+        like: dtype and device to compute in.
+        seed: for the random projection.
+    """
+    x = rows if isinstance(rows, Matrix) else Read(rows)
+    count, width = size
+    kept = min(rank, degrees)
+    searched = min(rank + oversample, count)
+    if searched == count:  # nothing to project: the networks themselves span everything
+        factor = x.gathered(torch.eye(count, dtype=like.dtype, device=like.device), width)
+        return _ordered(factor)[:, :kept] / math.sqrt(degrees)
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.randn(count, searched, generator=generator, dtype=torch.float64).to(like)
+    basis = _orthonormal(x.gathered(start, width))
+    for _ in range(passes):
+        basis = _orthonormal(x.turned(basis))
+    projected = x.times(basis)
+    del basis
+    left: Tensor = torch.linalg.svd(projected.double(), full_matrices=False).U[:, :kept]
+    return _ordered(x.gathered(left.to(like), width)) / math.sqrt(degrees)
+
+
+def _orthonormal(columns: Tensor) -> Tensor:
+    basis: Tensor = torch.linalg.qr(columns).Q
+    return basis
+
+
+def _ordered(factor: Tensor) -> Tensor:
+    """The same factor factor^T with orthogonal columns, longest first.
+
+    Inner products are float64: in those of float32 a column 1e-4 times as long as the longest is lost.
+    """
+    pieces = factor.split(max(1, _PIECE_VALUES // max(1, factor.shape[1])))
+    inner = factor.new_zeros(factor.shape[1], factor.shape[1], dtype=torch.float64)
+    for piece in pieces:
+        inner.addmm_(piece.double().T, piece.double())
+    turn: Tensor = torch.linalg.eigh(inner).eigenvectors.flip(1)
+    return torch.cat([(piece.double() @ turn).to(factor) for piece in pieces])

@@ -2,23 +2,234 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, OnebasinError, SpecError
-from onebasin.norms import Measured, refreshed, statistics_in, warn_stale
+from onebasin.errors import InputError, OnebasinError, SpecError, StorageError
+from onebasin.functional import Measured, refreshed, statistics_in, warn_stale
 from onebasin.population import Population
-from onebasin.posterior.coordinates import Coordinates
-from onebasin.posterior.gaussian import Gaussian
-from onebasin.posterior.storage import same_shape, stored_networks
-from onebasin.posterior.store import Parts, damaged, kept_parts, read_parts, write_parts
-from onebasin.state import Spec, State, check_state
+from onebasin.posterior.gaussian import SHAPES, Covariance, Gaussian
+from onebasin.posterior.layout import FlatLayout
+from onebasin.state import Spec, State, as_spec, check_state, spec_from_json, spec_to_json
+from onebasin.storage import make_folder, need_space, read_header, read_tensors, write_tensors
+
+# ----------------------------------------------------------------------
+# What a posterior costs to keep: tensors that are equal are kept once, and tensors of nothing but zeros not at
+
+
+_PROBES = 16  # numbers of a tensor by which most unequal ones are told apart
+
+
+class Kept(NamedTuple):
+    """Tensors without repetition.
+
+    Attributes:
+        tensors: those that have to be written.
+        same: name of another tensor -> name of the one it equals bit for bit.
+        zeros: further tensors, of zeros only.
+    """
+
+    tensors: dict[str, Tensor]
+    same: dict[str, str]
+    zeros: dict[str, Tensor]
+
+
+def kept(tensors: Mapping[str, Tensor]) -> Kept:
+    """Sort tensors `<component>.<role>` into those that have to be written, repetitions within a role, and zeros.
+
+    >>> found = kept({"0.scale": torch.ones(2), "1.scale": torch.ones(2), "0.centre": torch.zeros(2)})
+    >>> list(found.tensors), found.same, list(found.zeros)
+    (['0.scale'], {'1.scale': '0.scale'}, ['0.centre'])
+    """
+    found = Kept({}, {}, {})
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for name, value in tensors.items():
+        bits = _bits(value)
+        if not bool(bits.any()):
+            found.zeros[name] = value
+            continue
+        probes = bits[:: max(1, len(bits) // _PROBES)].tolist()
+        others = alike.setdefault((name.partition(".")[2], value.dtype, tuple(value.shape), *probes), [])
+        first = next((other for other in others if torch.equal(_bits(found.tensors[other]), bits)), None)
+        if first is None:
+            found.tensors[name] = value
+            others.append(name)
+        else:
+            found.same[name] = first
+    return found
+
+
+def stored_networks(components: Sequence[Gaussian]) -> float:
+    """Numbers needed to write the Gaussians down, divided by D: a mean and a standard deviation are 2 networks.
+
+    Numbers, not bytes: those of float16 networks are kept in float32, and take twice the bytes of such a network.
+
+    >>> from onebasin.posterior.gaussian import Diagonal
+    >>> stored_networks([Gaussian(torch.zeros(3) + shift, Diagonal(torch.ones(3))) for shift in (1, 2)])
+    3.0
+    """
+    named = {
+        f"{index}.{role}": value
+        for index, component in enumerate(components)
+        for role, value in {"centre": component.centre, **component.shape.tensors()}.items()
+    }
+    return sum(value.numel() for value in kept(named).tensors.values()) / max(1, components[0].size)
+
+
+def same_shape(a: Covariance, b: Covariance) -> bool:
+    """Whether two Gaussians spread alike, bit for bit."""
+    left, right = a.tensors(), b.tensors()
+    return a.kind == b.kind and left.keys() == right.keys() and all(_same(left[name], right[name]) for name in left)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a is b or (a.shape == b.shape and a.dtype == b.dtype and torch.equal(_bits(a), _bits(b)))
+
+
+def _bits(value: Tensor) -> Tensor:
+    """What is stored: 0 and -0 differ, and NaN equals itself."""
+    return value.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+# ----------------------------------------------------------------------
+# A posterior in one safetensors file: tensors by role, everything else as JSON in the header; nothing is unpick
+
+
+FORMAT = "onebasin-posterior"
+VERSION = 2
+_COUNTS = (".shape.places", ".shape.size")  # whole numbers among the tensors of a shape
+_ZEROS, _TIMES = 1 << 30, 64  # bytes of zeros that a file may stand for: so many, or so many times its tensors
+
+
+class Parts(NamedTuple):
+    """What a posterior is made of."""
+
+    components: tuple[Gaussian, ...]
+    weights: Tensor
+    layout: FlatLayout
+    rest: tuple[State, ...]
+    provenance: Mapping[str, Any]
+
+
+def kept_parts(parts: Parts) -> Kept:
+    """All tensors of a posterior by the names of the file, without repetition."""
+    tensors: State = {"weights": parts.weights}
+    for index, (component, rest) in enumerate(zip(parts.components, parts.rest, strict=True)):
+        tensors[f"{index}.centre"] = component.centre
+        tensors |= {f"{index}.shape.{name}": value for name, value in component.shape.tensors().items()}
+        tensors |= {f"{index}.rest.{name}": value for name, value in rest.items()}
+    return kept(tensors)
+
+
+def write_parts(path: Path, parts: Parts) -> None:
+    """Write a posterior; readers see the whole file or the one before."""
+    once = kept_parts(parts)
+    facts = _facts(parts) | {"same": json.dumps(once.same), "zeros": spec_to_json(as_spec(once.zeros))}
+    make_folder(path.parent)
+    need_space(path.parent, sum(value.nbytes for value in once.tensors.values()))
+    write_tensors(path, once.tensors, facts)
+
+
+def read_parts(path: Path) -> Parts:
+    """Read back what `write_parts` wrote."""
+    facts = read_header(path).metadata
+    if facts.get("onebasin") != FORMAT:
+        raise StorageError(
+            f"expected a posterior in {path}, found another kind of file: open populations with Population.open"
+        )
+    if facts.get("version") not in ("1", str(VERSION)):
+        raise StorageError(f"{path} has version {facts.get('version')}, expected 1 to {VERSION}: upgrade onebasin")
+    tensors, _ = read_tensors(path)
+    try:
+        return _parts(_all(tensors, facts), facts)
+    except (KeyError, ValueError, TypeError, RuntimeError, OnebasinError) as error:  # torch has no better class
+        raise damaged(path, error) from error
+
+
+def damaged(path: Path, error: Exception) -> StorageError:
+    """What to say of a file whose parts contradict each other."""
+    return StorageError(
+        f"expected a whole posterior in {path}, found one whose parts do not fit ({error}): save it again"
+    )
+
+
+def _facts(parts: Parts) -> dict[str, str]:
+    layout = parts.layout
+    try:
+        provenance = json.dumps(dict(parts.provenance))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"expected a provenance of plain JSON values, found one that is not ({error}): leave such values out"
+        ) from error
+    return {
+        "onebasin": FORMAT,
+        "version": str(VERSION),
+        "spec": spec_to_json(layout.spec),
+        "names": json.dumps(layout.names),
+        "tied": json.dumps(dict(layout.tied)),
+        "kinds": json.dumps([component.shape.kind for component in parts.components]),
+        "provenance": provenance,
+    }
+
+
+def _all(tensors: State, facts: Mapping[str, str]) -> State:
+    """The tensors of a file, and those that it does not repeat."""
+    if facts["version"] == "1":
+        return tensors
+    spec = spec_from_json(facts["zeros"])
+    if sum(own.nbytes for own in spec.values()) > max(_ZEROS, _TIMES * sum(own.nbytes for own in tensors.values())):
+        raise ValueError("zeros beyond all measure")  # a header of a few bytes could ask for any amount of memory
+    zeros = {name: torch.zeros(own.shape, dtype=own.dtype) for name, own in spec.items()}
+    same = {name: tensors[first] for name, first in _read(facts["same"], dict).items()}
+    return {**tensors, **zeros, **same}
+
+
+def _parts(tensors: State, facts: Mapping[str, str]) -> Parts:
+    spec = spec_from_json(facts["spec"])
+    layout = FlatLayout(tuple(_read(facts["names"], list)), spec, _read(facts["tied"], dict))
+    kinds: list[str] = _read(facts["kinds"], list)
+    _check_numbers(tensors, layout)
+    components = tuple(
+        Gaussian(tensors[f"{index}.centre"], SHAPES[kind].from_tensors(_under(tensors, f"{index}.shape.")))
+        for index, kind in enumerate(kinds)
+    )
+    rest = tuple(_under(tensors, f"{index}.rest.") for index in range(len(kinds)))
+    provenance: dict[str, Any] = _read(facts["provenance"], dict)
+    return Parts(components, tensors["weights"], layout, rest, provenance)
+
+
+def _check_numbers(tensors: State, layout: FlatLayout) -> None:
+    """Refuse files whose centres, spreads or weights are no real numbers that can be computed with."""
+    counted = {name: own for name, own in tensors.items() if ".rest." not in name and not name.endswith(_COUNTS)}
+    kinds = {name: own.dtype for name, own in counted.items()}
+    kinds |= {name: layout.spec[name].dtype for name in layout.names}
+    if wrong := [name for name, kind in kinds.items() if not kind.is_floating_point or kind.itemsize < 2]:
+        raise TypeError(f"expected real numbers in {wrong[0]}, found {kinds[wrong[0]]}")
+    if wrong := [name for name, own in tensors.items() if name.endswith(_COUNTS) and own.dtype != torch.int64]:
+        raise TypeError(f"expected whole numbers in {wrong[0]}, found {tensors[wrong[0]].dtype}")
+
+
+def _read(text: str, kind: type) -> Any:
+    """A JSON value of a kind."""
+    found = json.loads(text)
+    if not isinstance(found, kind):
+        raise TypeError(f"expected a {kind.__name__}, found a {type(found).__name__}")
+    return found
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> State:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+# ----------------------------------------------------------------------
+# What inference found, as a density: a mixture of Gaussians over the weights of one architecture.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -35,7 +246,7 @@ class Posterior:
 
     components: tuple[Gaussian, ...]
     weights: Tensor
-    layout: Coordinates
+    layout: FlatLayout
     rest: tuple[State, ...]
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -62,7 +273,7 @@ class Posterior:
             check_state(rest, expected, where=f"the rest of component {index}")
 
     @classmethod
-    def equal(cls, components: list[Gaussian], layout: Coordinates, rest: list[State], **facts: Any) -> Posterior:
+    def equal(cls, components: list[Gaussian], layout: FlatLayout, rest: list[State], **facts: Any) -> Posterior:
         """A mixture in which all components count the same; `rest` may be wider than the spec; facts: provenance."""
         weights = torch.full((len(components),), 1 / max(1, len(components)), dtype=torch.float64)
         narrow = [{name: own[name].to(layout.spec[name].dtype) for name in layout.others} for own in rest]

@@ -1,10 +1,6 @@
-"""What an axis of a tensor is made of, and when two axes are the same.
+"""When two axes are the same: unification of terms, and the cuts that views and slices make.
 
-An axis of length n is a *term*: an unknown `Atom`, a `Product` of factors (row-major, as after a flatten), a `Concat`
-of pieces (as after `torch.cat`), `Uniform` (all entries along it are equal: nothing can be permuted wrongly) or
-`Fixed` (addressed by position: an input, an output, an image row). `unify` says that two axes are walked in step.
-Atoms that are split or tied get *bound* to other terms, as type variables do in a type checker; what is still an atom
-in the end is one indivisible set of interchangeable units.
+A cut binds the atoms it goes through, so that every tensor that holds them is cut alike.
 """
 
 from __future__ import annotations
@@ -13,6 +9,10 @@ import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any
+
+# ----------------------------------------------------------------------
+# What an axis of a tensor is made of, and when two axes are the same.
+
 
 MANY_PIECES = 64  # a concatenation of more single positions than this is only "positions": keeps the analysis linear
 
@@ -212,3 +212,231 @@ def rigidify(term: Term, reason: Reason) -> None:
     for atom in atoms(term):
         if atom.rigid is None or (atom.rigid.explained and not reason.explained):
             atom.rigid = reason
+
+
+# ----------------------------------------------------------------------
+# When two axes are the same: unification of terms, and the cuts that views and slices make.
+
+
+DEEPEST = 128  # cuts inside of cuts; each takes three frames of Python's stack, which has a thousand
+
+
+class StructureClash(Exception):  # noqa: N818 - not an error of the user's, but an outcome that rules deal with
+    """Two descriptions of one axis have no common refinement."""
+
+
+def _bind(atom: Atom, term: Term) -> Term:
+    """Bind an atom to `term`; Uniform and Fixed are claims about one tensor, not about the class: they become atoms."""
+    made = _instantiate(term, atom.rigid)
+    if made is not atom:
+        atom.bound = made
+        if atom.rigid is not None:
+            rigidify(made, atom.rigid)
+    return made
+
+
+def whole(term: Term) -> Term:
+    """A term as one description of the axis, not piece by piece."""
+    term = resolve(term)
+    return concat(term.pieces) if isinstance(term, Parted) else term
+
+
+def _instantiate(term: Term, rigid: Reason | None) -> Term:
+    term = whole(term)
+    if isinstance(term, Uniform):
+        return Atom(term.size, rigid)
+    if isinstance(term, Fixed | Enumerated):
+        own = term.reason if isinstance(term, Fixed) else None
+        return Atom(term.size, rigid or own or Reason("it is tied to fixed positions"))
+    if isinstance(term, Product):
+        return product([_instantiate(factor, rigid) for factor in term.factors])
+    if isinstance(term, Concat):
+        return concat([_instantiate(piece, rigid) for piece in term.pieces])
+    return term
+
+
+def unify(left: Term, right: Term, reason: Reason, depth: int = 0) -> Term:
+    """Say that two axes are walked in step; return the finest common description.
+
+    `reason` explains why units end up rigid if one side is fixed; `depth` counts cuts inside of cuts.
+
+    Raises:
+        StructureClash: there is no common refinement; nothing sound can be said.
+    """
+    left, right = whole(left), whole(right)
+    if left is right:
+        return left
+    if left.size != right.size:
+        raise StructureClash(f"lengths {left.size} and {right.size}")
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, Uniform):
+            return other
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, Fixed | Enumerated):
+            rigidify(other, (one.reason if isinstance(one, Fixed) else None) or reason)
+            return _told_apart(other)
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, Atom):
+            return _bind(one, other)
+    if depth > DEEPEST:
+        raise StructureClash(
+            f"more than {DEEPEST} cuts, each inside of the one before, as of neighbours with neighbours"
+        )
+    return _unify_compounds(left, right, reason, depth + 1)
+
+
+def _told_apart(term: Term) -> Term:
+    """A term with equal entries (copies of units) that something fixed has met: they are equal no more."""
+    term = resolve(term)
+    if isinstance(term, Uniform):
+        return term if term.size == 1 else Fixed(term.size)
+    if isinstance(term, Product):
+        return product([_told_apart(factor) for factor in term.factors])
+    if isinstance(term, Concat):
+        return concat([_told_apart(piece) for piece in term.pieces])
+    return term
+
+
+def _unify_compounds(left: Term, right: Term, reason: Reason, depth: int) -> Term:
+    if isinstance(left, Concat) and isinstance(right, Concat):
+        return _unify_concats(left, right, reason, depth)
+    if isinstance(left, Product) and isinstance(right, Product):
+        return _unify_products(left, right, reason, depth)
+    concatenated, flattened = (left, right) if isinstance(left, Concat) else (right, left)
+    if not (isinstance(concatenated, Concat) and isinstance(flattened, Product)):
+        raise StructureClash(f"{left} and {right}")
+    pieces: list[Term] = []
+    rest: Term = flattened
+    for piece in concatenated.pieces[:-1]:
+        head, rest = split_at(rest, piece.size)
+        pieces.append(unify(piece, head, reason, depth))
+    return concat([*pieces, unify(concatenated.pieces[-1], rest, reason, depth)])
+
+
+def _unify_concats(left: Concat, right: Concat, reason: Reason, depth: int) -> Term:
+    pieces: list[Term] = []
+    rest_left, rest_right = list(left.pieces), list(right.pieces)
+    while rest_left and rest_right:
+        one, other = resolve(rest_left.pop(0)), resolve(rest_right.pop(0))
+        if one.size > other.size:
+            one, tail = split_at(one, other.size)
+            rest_left.insert(0, tail)
+        elif other.size > one.size:
+            other, tail = split_at(other, one.size)
+            rest_right.insert(0, tail)
+        pieces.append(unify(one, other, reason, depth))
+    return concat(pieces)
+
+
+def _unify_products(left: Product, right: Product, reason: Reason, depth: int) -> Term:
+    """Refine from the fastest-moving factor outwards: (4, 3) and (2, 6) meet in (2, 2, 3)."""
+    factors: list[Term] = []
+    rest_left, rest_right = list(left.factors), list(right.factors)
+    while rest_left and rest_right:
+        one, other = resolve(rest_left.pop()), resolve(rest_right.pop())
+        if one.size > other.size:
+            head, one = split_off(one, other.size)
+            rest_left.append(head)
+        elif other.size > one.size:
+            head, other = split_off(other, one.size)
+            rest_right.append(head)
+        factors.insert(0, unify(one, other, reason, depth))
+    for term in rest_left + rest_right:  # what is left can only be of size one
+        factors.insert(0, term)
+    return product(factors)
+
+
+def split_off(term: Term, inner: int) -> tuple[Term, Term]:
+    """Write a term as outer x inner, the inner part `inner` long.
+
+    Raises:
+        StructureClash: the term has no such factor.
+    """
+    term = whole(term)
+    if inner == term.size:
+        return Uniform(1), term
+    if inner == 1:
+        return term, Uniform(1)
+    if inner == 0 or term.size % inner:
+        raise StructureClash(f"{term.size} is no multiple of {inner}")
+    if isinstance(term, Uniform | Fixed):
+        return resized(term, term.size // inner), resized(term, inner)
+    if isinstance(term, Enumerated):
+        return Fixed(term.size // inner), Fixed(inner)
+    if isinstance(term, Atom):
+        outer_atom, inner_atom = Atom(term.size // inner, term.rigid), Atom(inner, term.rigid)
+        term.bound = Product((outer_atom, inner_atom))
+        return outer_atom, inner_atom
+    if isinstance(term, Product):
+        return _split_product(term, inner)
+    if isinstance(term, Concat):
+        halves = [split_off(piece, inner) for piece in term.pieces]
+        common = halves[0][1]
+        for _, other in halves[1:]:
+            common = unify(common, other, Reason("pieces of one concatenation are viewed as rows of one matrix"))
+        return concat([Fixed(1) if outer.size == 1 else outer for outer, _ in halves]), common
+    raise StructureClash(f"{term} cannot be viewed as {term.size // inner} x {inner}")
+
+
+def _split_product(term: Product, inner: int) -> tuple[Term, Term]:
+    taken: list[Term] = []
+    rest = list(term.factors)
+    while inner > 1:
+        factor = resolve(rest.pop())
+        if factor.size > inner:
+            head, factor = split_off(factor, inner)
+            rest.append(head)
+        if inner % factor.size:
+            raise StructureClash(f"{inner} is no multiple of {factor.size}")
+        inner //= factor.size
+        taken.insert(0, factor)
+    return product(rest), product(taken)
+
+
+def split_at(term: Term, first: int) -> tuple[Term, Term]:
+    """Write a term as a concatenation whose first part is `first` long.
+
+    Raises:
+        StructureClash: the cut goes through a factor.
+    """
+    term = whole(term)
+    rest = term.size - first
+    if isinstance(term, Uniform | Fixed):
+        return resized(term, first), resized(term, rest)
+    if isinstance(term, Enumerated):
+        return Fixed(first), Fixed(rest)
+    if first == 0:
+        return Fixed(0), term
+    if rest == 0:
+        return term, Fixed(0)
+    if isinstance(term, Atom):
+        head, tail = Atom(first, term.rigid), Atom(rest, term.rigid)
+        term.bound = Concat((head, tail))
+        return head, tail
+    if isinstance(term, Concat):
+        return _split_concat(term, first)
+    if isinstance(term, Product):
+        inner = math.prod(factor.size for factor in term.factors[1:])
+        if first % inner:
+            raise StructureClash(f"a cut at {first} goes through a factor of {inner}")
+        left, right = split_at(term.factors[0], first // inner)
+        return product([_position(left), *term.factors[1:]]), product([_position(right), *term.factors[1:]])
+    raise StructureClash(f"{term} cannot be cut at {first}")
+
+
+def _position(term: Term) -> Term:
+    """A single unit cut out of an outer factor is a position, whatever it was before."""
+    return Fixed(1) if term.size == 1 and not isinstance(term, Uniform) else term
+
+
+def _split_concat(term: Concat, first: int) -> tuple[Term, Term]:
+    head: list[Term] = []
+    rest = list(term.pieces)
+    while first > 0:
+        piece = resolve(rest.pop(0))
+        if piece.size > first:
+            piece, tail = split_at(piece, first)
+            rest.insert(0, tail)
+        first -= piece.size
+        head.append(piece)
+    return concat(head), concat(rest) if rest else Fixed(0)

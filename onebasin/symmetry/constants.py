@@ -16,11 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from onebasin.calling import Inputs, call_arguments, training_mode
 from onebasin.errors import InputError
-from onebasin.norms import frozen_norms
+from onebasin.functional import Inputs, call_arguments, frozen_norms, training_mode
 from onebasin.state import is_statistic, shared_names, state_of, trained_parameters
-from onebasin.trace import Graph
+from onebasin.symmetry.trace import Graph
 
 
 def constants(model: nn.Module, graph: Graph, inputs: Inputs, frozen: Iterable[str] | None = None) -> dict[str, Tensor]:

@@ -15,25 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.calling import Inputs, call_arguments
 from onebasin.errors import InputError, OnebasinError, TraceError
-from onebasin.memory import nothing_remembered
+from onebasin.functional import Inputs, call_arguments, nothing_remembered
 from onebasin.state import state_of
-from onebasin.symmetry import assemble, exponents, fibres
 from onebasin.symmetry.axes import Atom, Reason, atoms, resolve
-from onebasin.symmetry.blocks import Blocks, Fusions
 from onebasin.symmetry.companions import UNREAD, Companions, with_companions
 from onebasin.symmetry.constants import constants, uniform_axes
+from onebasin.symmetry.constraints import Blocks, Constraints, Fusions, Value
+from onebasin.symmetry.exponents import equations
 from onebasin.symmetry.group import Symmetry
+from onebasin.symmetry.nesting import Parents, parents_of, settle
 from onebasin.symmetry.pieces import Pieces, Range, parted
-from onebasin.symmetry.rules import rule_for
 from onebasin.symmetry.rules.pointwise import plain
-from onebasin.symmetry.rules.registry import FOLLOWING, Rule
-from onebasin.symmetry.unread import hold
+from onebasin.symmetry.rules.registry import FOLLOWING, Rule, rule_for
+from onebasin.symmetry.solve import missed, spaces
+from onebasin.symmetry.trace import Graph, Node, check_call, joined, trace
+from onebasin.symmetry.unused import hold
 from onebasin.symmetry.variants import Variants, variants
 from onebasin.symmetry.verify import Training, proven
-from onebasin.symmetry.weave import Value, Weave
-from onebasin.trace import Graph, Node, check_call, joined, trace
 
 SHAPE_ONLY = {"full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 # Positions must not be mistaken for values: at position 0 a sine is zero and a cosine is one for every frequency.
@@ -196,19 +195,19 @@ def analyse(
 
 
 def _analysed(graph: Graph, shapes: dict[str, tuple[int, ...]], constants: Mapping[str, Tensor]) -> Symmetry:
-    weave = Weave(graph, constants)
+    constraints = Constraints(graph, constants)
     made: dict[Node, Any] = {}
     parts = parted(graph)
     for node in graph.nodes:
-        made[node] = _step(weave, node, made, parts)
-    _listen(weave, made)
-    _hold_buffers(weave)
-    hold(weave, {value: Blocks(value, number, {}) for number, value in enumerate(weave.values)})
-    blocks, parents, fusions = _layout(weave)
-    systems = exponents.equations(weave, blocks, fusions)
-    found = assemble.spaces(weave, blocks, parents, systems)
-    rigid, unexplained = _report(weave)
-    unexplained += assemble.missed(weave, blocks, parents, systems)
+        made[node] = _step(constraints, node, made, parts)
+    _listen(constraints, made)
+    _hold_buffers(constraints)
+    hold(constraints, {value: Blocks(value, number, {}) for number, value in enumerate(constraints.values)})
+    blocks, parents, fusions = _layout(constraints)
+    systems = equations(constraints, blocks, fusions)
+    found = spaces(constraints, blocks, parents, systems)
+    rigid, unexplained = _report(constraints)
+    unexplained += missed(constraints, blocks, parents, systems)
     rigid += tuple(
         (name, axis, "it is a constant") for name, tensor in constants.items() for axis in range(tensor.dim())
     )
@@ -216,76 +215,78 @@ def _analysed(graph: Graph, shapes: dict[str, tuple[int, ...]], constants: Mappi
     return Symmetry(found, shapes, rigid, unexplained, frozen)
 
 
-def _step(weave: Weave, node: Node, made: dict[Node, Any], parts: dict[str, tuple[int, list[Range]]]) -> Any:
+def _step(
+    constraints: Constraints, node: Node, made: dict[Node, Any], parts: dict[str, tuple[int, list[Range]]]
+) -> Any:
     """The value of a node."""
     if node.kind == "state":
-        name = weave.graph.shared.get(node.state_name, node.state_name)
-        if name in parts and node.state_name not in weave.constants:
-            return _pieces(weave, node, name, *parts[name])
-        return _state(weave, node)
+        name = constraints.graph.shared.get(node.state_name, node.state_name)
+        if name in parts and node.state_name not in constraints.constants:
+            return _pieces(constraints, node, name, *parts[name])
+        return _state(constraints, node)
     if node.kind == "constant":
         assert node.constant is not None
-        return weave.constant(node.constant)
+        return constraints.constant(node.constant)
     if node.kind == "input":
-        return None if node.shape is None else weave.fixed(node.shape, node, Reason("it is a model input", node))
+        return None if node.shape is None else constraints.fixed(node.shape, node, Reason("it is a model input", node))
     arguments, options = _filled(node.arguments, made), _filled(node.options, made)
     if node.kind == "output":
         for value in _values((arguments, options)):
-            weave.freeze(value, Reason("it is a model output", node))
+            constraints.freeze(value, Reason("it is a model output", node))
         return None
     if node.operation == "getitem":
         return arguments[0][arguments[1]]
     if arguments and isinstance(arguments[0], Pieces):
         read = arguments[0].read(node)
         return read[0] if node.shape is not None else read
-    return _call(weave, node, arguments, options)
+    return _call(constraints, node, arguments, options)
 
 
-def _pieces(weave: Weave, node: Node, name: str, axis: int, spans: list[Range]) -> Pieces:
+def _pieces(constraints: Constraints, node: Node, name: str, axis: int, spans: list[Range]) -> Pieces:
     """A parameter that is only read in parts."""
     assert node.shape is not None
     for start, stop in spans:
-        if (key := f"{name}[{start}:{stop}]") not in weave.states:
+        if (key := f"{name}[{start}:{stop}]") not in constraints.states:
             sizes = [stop - start if number == axis else size for number, size in enumerate(node.shape)]
-            weave.states[key] = weave.value([Atom(size) for size in sizes], node=node)
-            weave.states[key].state_name, weave.states[key].part = name, (axis, start)
-    return Pieces(axis, {(start, stop): weave.states[f"{name}[{start}:{stop}]"] for start, stop in spans})
+            constraints.states[key] = constraints.value([Atom(size) for size in sizes], node=node)
+            constraints.states[key].state_name, constraints.states[key].part = name, (axis, start)
+    return Pieces(axis, {(start, stop): constraints.states[f"{name}[{start}:{stop}]"] for start, stop in spans})
 
 
-def _state(weave: Weave, node: Node) -> Value:
-    name = weave.graph.shared.get(node.state_name, node.state_name)
-    if name not in weave.states:
+def _state(constraints: Constraints, node: Node) -> Value:
+    name = constraints.graph.shared.get(node.state_name, node.state_name)
+    if name not in constraints.states:
         assert node.shape is not None and node.dtype is not None
         if not node.dtype.is_floating_point:
-            return weave.fixed(node.shape, node)
-        if node.state_name in weave.constants:
-            return weave.frozen(weave.constants[node.state_name], node)
-        value = weave.value([Atom(size) for size in node.shape], node=node)
+            return constraints.fixed(node.shape, node)
+        if node.state_name in constraints.constants:
+            return constraints.frozen(constraints.constants[node.state_name], node)
+        value = constraints.value([Atom(size) for size in node.shape], node=node)
         value.state_name = name
-        weave.states[name] = value
-        if name in weave.graph.entangled:
-            weave.freeze(value, Reason("it shares memory with another tensor", node, explained=False))
-    return weave.states[name]
+        constraints.states[name] = value
+        if name in constraints.graph.entangled:
+            constraints.freeze(value, Reason("it shares memory with another tensor", node, explained=False))
+    return constraints.states[name]
 
 
-def _call(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def _call(constraints: Constraints, node: Node, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     name = node.short or node.operation
     operands = _values((arguments, options))
     if name.startswith(SILENT) or (name == node.operation and not operands):
         return node.number  # arithmetic on sizes and assertions about them
     random = torch.Tag.nondeterministic_seeded in getattr(node.function, "tags", ())
     if name in POSITIONAL and node.shape is not None:
-        made = weave.fixed(node.shape, node, Reason("it meets positions", node))
+        made = constraints.fixed(node.shape, node, Reason("it meets positions", node))
         made.counts = name == "arange" and tuple(node.arguments) in ((node.shape[0],), (0, node.shape[0]))
         return made
     constant = all(value.constant is not None for value in operands) and not (name in UNFOLDED and operands)
     if name in SHAPE_ONLY or (constant and not random):
-        return _fold(weave, node, arguments, options)
+        return _fold(constraints, node, arguments, options)
     rule = rule_for(node.operation)
     if rule is None and torch.Tag.pointwise in getattr(node.function, "tags", ()) and node.shape is not None:
         rule = plain
     if rule is not None:
-        return _ruled(weave, node, rule, arguments, options)
+        return _ruled(constraints, node, rule, arguments, options)
     # Noise drawn by position: a permutation of the units keeps the law of what is computed, but not the function.
     reason = (
         Reason("it meets random numbers, which are drawn by position", node)
@@ -293,22 +294,24 @@ def _call(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[st
         else Reason(f"the operation {node.operation} has no rule", node, explained=False)
     )
     for value in operands if name not in OVERWRITTEN else ():
-        weave.freeze(value, reason)
-    return _unknown(weave, node, reason)
+        constraints.freeze(value, reason)
+    return _unknown(constraints, node, reason)
 
 
-def _ruled(weave: Weave, node: Node, rule: Rule, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def _ruled(
+    constraints: Constraints, node: Node, rule: Rule, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> Any:
     """Run a rule; units whose positions it uses as numbers become rigid, where it only carries them they go along."""
     held = [value for value in _values((arguments, options)) if value.points is not None or value.counts]
     if not held:
-        return rule(weave, node, *arguments, **options)
+        return rule(constraints, node, *arguments, **options)
     carried = (node.short in CARRYING and node.dtype is not torch.bool) or (
         node.short == "remainder" and held[0].points is not None and arguments[1] == held[0].points.size
     )
     if not carried and rule not in FOLLOWING and not _only_asserted(node):
         for value in held:
-            weave.expose(value, Reason("its units are told by their position", node))
-    result = rule(weave, node, *arguments, **options)
+            constraints.expose(value, Reason("its units are told by their position", node))
+    result = rule(constraints, node, *arguments, **options)
     if carried and isinstance(result, Value) and result is not held[0]:
         result.points = held[0].points
         result.counts = held[0].counts and result.shape.count(1) >= len(result.shape) - 1 and _whole(result, held[0])
@@ -326,23 +329,23 @@ def _only_asserted(node: Node) -> bool:
     )
 
 
-def _unknown(weave: Weave, node: Node, reason: Reason) -> Any:
+def _unknown(constraints: Constraints, node: Node, reason: Reason) -> Any:
     """Results of an operation without a rule: nothing moves its operands, so nothing moves these."""
     if node.shape is not None:
-        return weave.fixed(node.shape, node, reason)
+        return constraints.fixed(node.shape, node, reason)
     readers = {user.arguments[1]: user for user in node.users if user.operation == "getitem"}
-    return {number: weave.fixed(user.shape or (), user, reason) for number, user in readers.items()}
+    return {number: constraints.fixed(user.shape or (), user, reason) for number, user in readers.items()}
 
 
-def _fold(weave: Weave, node: Node, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+def _fold(constraints: Constraints, node: Node, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Evaluate what does not depend on weights or inputs."""
     assert node.function is not None
     plain_arguments, plain_options = _constants(arguments, node), _constants(options, node)
     result = node.function(*plain_arguments, **plain_options)
     if isinstance(result, Tensor):
-        return weave.constant(result)
+        return constraints.constant(result)
     if isinstance(result, tuple | list):
-        return tuple(weave.constant(item) if isinstance(item, Tensor) else item for item in result)
+        return tuple(constraints.constant(item) if isinstance(item, Tensor) else item for item in result)
     return result
 
 
@@ -376,27 +379,29 @@ def _values(value: Any) -> list[Value]:
     return [found for item in items for found in _values(item)]
 
 
-def _listen(weave: Weave, made: dict[Node, Any]) -> None:
+def _listen(constraints: Constraints, made: dict[Node, Any]) -> None:
     """Freeze tensors whose effect this input hides: multiplied by zeros they say nothing about other inputs."""
     heard: set[Node] = set()
-    todo = [node for node in weave.graph.nodes if node.kind == "output"]
+    todo = [node for node in constraints.graph.nodes if node.kind == "output"]
     while todo:
         node = todo.pop()
         if node in heard or (isinstance(made.get(node), Value) and made[node].zero):
             continue
         heard.add(node)
         todo += _audible(node, made)
-    for value in weave.states.values():
-        twins = [n for n in weave.graph.nodes if made[n] is value and (n.kind == "state" or value.part is not None)]
+    for value in constraints.states.values():
+        twins = [
+            n for n in constraints.graph.nodes if made[n] is value and (n.kind == "state" or value.part is not None)
+        ]
         if any(node in heard for node in twins):
             continue
         if any(node.users for node in twins):
             text = "it is only multiplied by zeros for this input (give a recurrent model at least two steps)"
-            weave.freeze(value, Reason(text, value.node, explained=False))
+            constraints.freeze(value, Reason(text, value.node, explained=False))
             # Relations with zeros were not recorded, so exponents along these axes are not known.
-            weave.hidden += value.axes
+            constraints.hidden += value.axes
         else:
-            weave.freeze(value, Reason(UNREAD, value.node))
+            constraints.freeze(value, Reason(UNREAD, value.node))
 
 
 def _audible(node: Node, made: dict[Node, Any]) -> list[Node]:
@@ -410,29 +415,34 @@ def _audible(node: Node, made: dict[Node, Any]) -> list[Node]:
     return [parent for parent in node.parents() if parent not in silent]
 
 
-def _hold_buffers(weave: Weave) -> None:
+def _hold_buffers(constraints: Constraints) -> None:
     """Buffers follow permutations, but are data, not weights: only batch-norm statistics take factors."""
-    for name, value in weave.states.items():
-        if value.node is not None and value.node.buffer and name not in weave.means and name not in weave.variances:
-            weave.pin(value)
+    for name, value in constraints.states.items():
+        if (
+            value.node is not None
+            and value.node.buffer
+            and name not in constraints.means
+            and name not in constraints.variances
+        ):
+            constraints.pin(value)
 
 
-def _layout(weave: Weave) -> tuple[dict[Value, Blocks], fibres.Parents, Fusions]:
+def _layout(constraints: Constraints) -> tuple[dict[Value, Blocks], Parents, Fusions]:
     """Blocks of all values and parents of all atoms, with neighbours that always go together fused."""
     fusions: Fusions = {}
     while True:
-        blocks = {value: Blocks(value, number, fusions) for number, value in enumerate(weave.values)}
-        parents, grown = fibres.settle(fibres.parents(weave, blocks), blocks, fusions)
+        blocks = {value: Blocks(value, number, fusions) for number, value in enumerate(constraints.values)}
+        parents, grown = settle(parents_of(constraints, blocks), blocks, fusions)
         if len(grown) == len(fusions):
             return blocks, parents, fusions
         fusions = grown
 
 
-def _report(weave: Weave) -> tuple[tuple[tuple[str, int, str], ...], tuple[str, ...]]:
+def _report(constraints: Constraints) -> tuple[tuple[tuple[str, int, str], ...], tuple[str, ...]]:
     """What stayed rigid: with a full explanation, and without."""
     rigid: list[tuple[str, int, str]] = []
     doubts: dict[Reason, list[str]] = {}
-    for value in weave.states.values():
+    for value in constraints.states.values():
         for axis, term in enumerate(value.axes):
             for reason in dict.fromkeys(atom.rigid for atom in atoms(resolve(term)) if atom.rigid is not None):
                 if reason.explained:

@@ -12,26 +12,42 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 from onebasin.symmetry.axes import Atom
-from onebasin.symmetry.blocks import Blocks, Direction, Fusions, Leaf, Strip, strips
+from onebasin.symmetry.constraints import (
+    Blocks,
+    Constraints,
+    Direction,
+    Fusions,
+    Index,
+    Leaf,
+    Move,
+    Part,
+    Pin,
+    Power,
+    Relation,
+    Strip,
+    Value,
+    count,
+    flat_index,
+    strips,
+)
 from onebasin.symmetry.exact import System
-from onebasin.symmetry.unread import unread
-from onebasin.symmetry.weave import Index, Move, Part, Pin, Power, Relation, Value, Weave, count, flat_index
+from onebasin.symmetry.unused import unread
 
 Carry = Callable[[Index], Index | None]
 Systems = dict[str, dict[Atom, System[Leaf]]]
 
 
-def equations(weave: Weave, blocks: dict[Value, Blocks], fusions: Fusions) -> Systems:
+def equations(constraints: Constraints, blocks: dict[Value, Blocks], fusions: Fusions) -> Systems:
     """One system per kind ("scale", "sign") and atom."""
     writer = _Writer(blocks, fusions)
-    for relation in weave.relations:
+    for relation in constraints.relations:
         if isinstance(relation, Pin):
             writer.pin(relation)
         elif isinstance(relation, Move):
             writer.move(relation)
         else:
             writer.relation(relation)
-    for value, block, read in unread(weave, blocks):
+    for value, block, read in unread(constraints, blocks):
         writer.follow(value, block, read)
     return writer.systems
 

@@ -23,12 +23,173 @@ from torch import Tensor, nn
 
 from onebasin.errors import SymmetryError
 from onebasin.state import State
-from onebasin.symmetry import act, algebra, table
-from onebasin.symmetry.checking import check_symmetry, check_unmoved
-from onebasin.symmetry.companions import Companions
-from onebasin.symmetry.element import Element
+from onebasin.symmetry.apply import ExpandedElement, apply, apply_block, compose, invert, labels, positions
+from onebasin.symmetry.companions import COMPANIONS, Companions
 from onebasin.symmetry.independent import independent
-from onebasin.symmetry.space import FREEDOMS, Leg, Space
+from onebasin.symmetry.space import FREEDOMS, Element, Grid, Leg, Space
+
+# ----------------------------------------------------------------------
+# Is a Symmetry that was read from a file one that can act? What a file says is believed only after this.
+
+
+LARGEST = 1 << 26  # units of one space with all its copies: half a gigabyte of indices
+_SHIFT = 1e6  # of a variance
+_POWER = 64  # exponents beyond any that an architecture has
+
+Shape = tuple[int, ...]
+
+
+def check_symmetry(spaces: tuple[Space, ...], shapes: Mapping[str, Shape]) -> None:
+    """Raise ValueError, with what was expected and what was found, unless every space fits the tensors."""
+    for name, shape in shapes.items():
+        _demand(name.isprintable(), "names that can be printed", repr(name))
+        _demand(all(_whole(size, 0) for size in shape), f"the lengths of {name!r} as whole numbers", shape)
+    names = [space.name for space in spaces]
+    _demand(all(isinstance(name, str) and name.isprintable() for name in names), "texts as names of spaces", names)
+    _demand(len(set(names)) == len(names), "another name for every space", names)
+    for space in spaces:
+        _check_space(space)
+        for leg in space.legs:
+            _check_leg(space, leg, shapes)
+
+
+def check_unmoved(
+    frozen: Mapping[str, Shape], companions: Companions, spaces: tuple[Space, ...], shapes: Mapping[str, Shape]
+) -> None:
+    """Raise ValueError unless constants and companions are tensors on which no space stands, and fit their shapes."""
+    for name, axes in frozen.items():
+        _demand(name in shapes, "constants among the tensors", name)
+        _demand(all(0 <= axis < len(shapes[name]) for axis in axes), f"axes of the constant {name!r}", axes)
+    for name, (leader, how) in companions.items():
+        _demand(how in COMPANIONS, f"a companion that moves as one of {', '.join(COMPANIONS)}", how)
+        fits = name in shapes and leader in shapes and shapes[name] == shapes[leader]
+        _demand(fits, "companions of the shape of their tensor", f"{name} beside {leader}")
+    moved = sorted({leg.tensor for space in spaces for leg in space.legs} & {*frozen, *companions})
+    _demand(not moved, "spaces that stand on no constant and no companion", ", ".join(moved))
+
+
+def _check_space(space: Space) -> None:
+    _demand(_whole(space.size, 1), f"a number of units in {space.name!r}", space.size)
+    _demand(isinstance(space.permutable, bool), f"true or false for permutable in {space.name!r}", space.permutable)
+    known = all(kind in FREEDOMS[1:] for kind in space.generators)
+    _demand(known, f"generators of {space.name!r} among {', '.join(FREEDOMS[1:])}", space.generators)
+    fits = all(isinstance(name, str) and _whole(size, 1) for name, size in space.parents)
+    _demand(fits, f"names and sizes of the parents of {space.name!r}", space.parents)
+    _demand(bool(space.legs), f"tensors that {space.name!r} stands on", "none")
+    _demand(len(space.parents) <= 8, f"at most 8 parents of {space.name!r}", len(space.parents))
+    most = space.copies * space.size
+    _demand(most <= LARGEST, f"at most {LARGEST:,} units in {space.name!r}", most)
+
+
+def _check_leg(space: Space, leg: Leg, shapes: Mapping[str, Shape]) -> None:
+    known = isinstance(leg.tensor, str) and leg.tensor in shapes
+    _demand(known, f"legs of {space.name!r} on known tensors", leg.tensor)
+    shape, where = shapes[leg.tensor], f"{leg.tensor!r} for {space.name!r}"
+    _check_grid(leg.grid, shape, space.size, where)
+    _demand(len(leg.over) == len(space.parents), f"one place per parent in {where}", len(leg.over))
+    for grid, (_, size) in zip(leg.over, space.parents, strict=True):
+        _check_grid(grid, shape, size, where)
+        if grid.axis == leg.axis:
+            owners = labels(grid, shape[grid.axis])[positions(leg.grid)[:, 0]]
+            _demand(bool((owners >= 0).all()), f"a parent for every unit in {where}", "none for some")
+    for grid in leg.within:
+        _check_grid(grid, shape, None, where)
+        _demand(grid.axis != leg.axis, f"restrictions to other axes in {where}", grid.axis)
+    whole = all(_whole(power, -_POWER) and power <= _POWER for power in leg.powers)
+    _demand(whole and len(leg.powers) <= len(space.generators), f"a small power per generator in {where}", leg.powers)
+    real = isinstance(leg.shift, int | float) and not isinstance(leg.shift, bool)
+    _demand(real and 0 <= leg.shift <= _SHIFT, f"a small shift in {where}", leg.shift)
+
+
+def _check_grid(grid: Grid, shape: Shape, units: int | None, where: str) -> None:
+    """Positions are whole numbers inside the axis, none of them twice, and as many as there are units."""
+    _demand(_whole(grid.axis, 0) and grid.axis < len(shape), f"an axis of {shape} in {where}", grid.axis)
+    runs = all(len(run) == 3 and _whole(run[0], 0) and _whole(run[1], 1) and _whole(run[2], 0) for run in grid.runs)
+    rest = all(len(item) == 2 and _whole(item[0], 1) and _whole(item[1], 0) for item in grid.rest)
+    _demand(bool(grid.runs) and runs and rest, f"runs (start, count, step) and rests (size, step) in {where}", grid)
+    length = shape[grid.axis]
+    count = sum(run[1] for run in grid.runs)
+    _demand(units in (None, count), f"{units} units in {where}", count)
+    last = max(start + step * (many - 1) for start, many, step in grid.runs)
+    last += sum((size - 1) * step for size, step in grid.rest)
+    total = count * math.prod(size for size, _ in grid.rest)
+    inside = last < length and total <= min(length, LARGEST)
+    _demand(inside and len(positions(grid).unique()) == total, f"different positions below {length} in {where}", grid)
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _demand(fits: bool, expected: str, found: object) -> None:
+    if not fits:
+        raise ValueError(f"expected {expected}, found {str(found)[:80]}")
+
+
+# ----------------------------------------------------------------------
+# A symmetry as a table that a person enjoys.
+
+
+MOST_RIGID = 12
+
+
+def render(symmetry: Symmetry) -> str:
+    """Spaces, sizes, freedoms, tensors moved; the size of the orbit; what stayed rigid and why."""
+    rows = [("space", "units", "freedoms", "tensors moved")]
+    rows += [(space.name, _units(space), _freedoms(space), _tensors(space)) for space in symmetry.spaces]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    lines = [
+        "  ".join([*[cell.ljust(width) for cell, width in zip(row, widths, strict=False)], row[3]]).rstrip()
+        for row in rows
+    ]
+    lines.insert(1, "-" * max(len(line) for line in lines))
+    if not symmetry.spaces:
+        lines = ["no symmetries found"]
+    lines += ["", _orbit(symmetry)]
+    if symmetry.rigid:
+        lines += ["", "rigid, as it must be:", *_rigid(symmetry)]
+    if symmetry.unexplained:
+        lines += ["", "not explained, or to be looked at:", *[f"  {sentence}" for sentence in symmetry.unexplained]]
+    return "\n".join(lines)
+
+
+def _units(space: Space) -> str:
+    return str(space.size) if space.copies == 1 else f"{space.size} x {space.copies}"
+
+
+def _freedoms(space: Space) -> str:
+    counts = {kind: space.generators.count(kind) for kind in space.freedoms}
+    return ", ".join(kind if counts[kind] < 2 else f"{kind} x{counts[kind]}" for kind in space.freedoms)
+
+
+def _tensors(space: Space) -> str:
+    found = list(dict.fromkeys(f"{leg.tensor}[{leg.axis}]" for leg in space.legs))
+    shown = ", ".join(found[:4])
+    return shown if len(found) <= 4 else f"{shown}, and {len(found) - 4} more"
+
+
+def _orbit(symmetry: Symmetry) -> str:
+    log10 = symmetry.log10_order
+    count = f"{round(10**log10):,}" if log10 < 6 else f"10^{log10:,.1f}"
+    scales = f", and a continuum of {symmetry.dimensions:,} scales" if symmetry.dimensions else ""
+    return f"{count} equivalent networks by permutations and signs{scales}"
+
+
+def _rigid(symmetry: Symmetry) -> list[str]:
+    by_reason: dict[str, list[str]] = {}
+    for tensor, axis, reason in symmetry.rigid:
+        by_reason.setdefault(reason, []).append(f"{tensor}[{axis}]")
+    lines = []
+    for reason, found in by_reason.items():
+        unique = list(dict.fromkeys(found))
+        more = "" if len(unique) <= MOST_RIGID else f", and {len(unique) - MOST_RIGID} more"
+        lines.append(f"  {', '.join(unique[:MOST_RIGID])}{more}: {reason}")
+    return lines
+
+
+# ----------------------------------------------------------------------
+# The group: a `Symmetry` is plain data, its members are `Element`s.
+
 
 FORMAT = "onebasin symmetry 1"
 
@@ -68,7 +229,7 @@ class Symmetry:
 
     def __str__(self) -> str:
         """A table for people."""
-        return table.render(self)
+        return render(self)
 
     def __getitem__(self, name: str) -> Space:
         """A space by its name."""
@@ -164,11 +325,11 @@ class Symmetry:
 
     def compose(self, first: Element, second: Element) -> Element:
         """The element that acts as `second`, then `first`: apply(compose(g, h), w) = apply(g, apply(h, w))."""
-        return algebra.compose(algebra.Wide(self, first), algebra.Wide(self, second))
+        return compose(ExpandedElement(self, first), ExpandedElement(self, second))
 
     def invert(self, element: Element) -> Element:
         """The element that undoes `element`."""
-        return algebra.invert(algebra.Wide(self, element))
+        return invert(ExpandedElement(self, element))
 
     @overload
     def apply(self, element: Element, state: Mapping[str, Tensor], *, kind: str = "value") -> State: ...
@@ -191,14 +352,14 @@ class Symmetry:
             SymmetryError: the element belongs to another symmetry, or shrinks a batch-norm variance below zero.
             SpecError: tensors are missing or have other shapes.
         """
-        plan = algebra.Wide(self, element)
+        plan = ExpandedElement(self, element)
         if isinstance(state, nn.Module):
             raise SymmetryError("apply moves a State or a Population; give model.state_dict() and load the result.")
         if isinstance(state, Mapping):
-            return act.apply(plan, state, kind)
+            return apply(plan, state, kind)
         if plan.members not in (None, len(state)):
             raise SymmetryError(f"{plan.members} elements cannot act on {len(state)} members; draw one per member.")
-        moved: Crowd = state.map(lambda stacked, start: act.apply_block(plan, stacked, start, kind))
+        moved: Crowd = state.map(lambda stacked, start: apply_block(plan, stacked, start, kind))
         return moved
 
     # ------------------------------------------------------------------ text

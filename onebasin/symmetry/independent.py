@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from onebasin.symmetry.act import labels
+from onebasin.symmetry.apply import labels
 from onebasin.symmetry.exact import sparse_rank
 from onebasin.symmetry.space import Grid, Leg
 

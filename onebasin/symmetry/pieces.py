@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from onebasin.symmetry.weave import Value
-from onebasin.trace import Graph, Node
+from onebasin.symmetry.constraints import Value
+from onebasin.symmetry.trace import Graph, Node
 
 Range = tuple[int, int]
 

@@ -1,11 +1,20 @@
-"""Spaces of units and the legs they stand on: plain data."""
+"""One member of a symmetry group, as plain tensors."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import SymmetryError
+
+# ----------------------------------------------------------------------
+# Spaces of units and the legs they stand on: plain data.
+
 
 FREEDOMS = ("permutation", "scale", "sign", "norm-scale", "norm-sign")
 
@@ -110,3 +119,49 @@ class Space:
 
 def _grid(data: dict[str, Any]) -> Grid:
     return Grid(data["axis"], tuple(tuple(run) for run in data["runs"]), tuple(tuple(item) for item in data["rest"]))
+
+
+# ----------------------------------------------------------------------
+# One member of a symmetry group, as plain tensors.
+
+
+@dataclass(frozen=True, eq=False)
+class Element:
+    """One member of the group.
+
+    Attributes:
+        orders: space name -> (*parents, size) integers; spaces that are not permuted are left out.
+        factors: space name -> (generators, *parents, size) positive numbers and signs; spaces without generators are
+            left out.
+        members: None for one element; N for a batch, all tensors then having a leading axis of N (in `factors` after
+            the generators).
+    """
+
+    orders: Mapping[str, Tensor]
+    factors: Mapping[str, Tensor]
+    members: int | None = None
+
+    def __repr__(self) -> str:
+        """Say how much is moved."""
+        moved = sum(
+            int((order != torch.arange(order.shape[-1], device=order.device)).sum()) for order in self.orders.values()
+        )
+        batch = "" if self.members is None else f", {self.members} members"
+        return f"Element({len(self.orders)} orders, {moved} units moved, {len(self.factors)} factor tables{batch})"
+
+    def some(self, start: int, stop: int) -> Element:
+        """The elements start:stop of a batch, as a batch."""
+        return Element(
+            {name: order[start:stop] for name, order in self.orders.items()},
+            {name: factor[:, start:stop] for name, factor in self.factors.items()},
+            stop - start,
+        )
+
+    def member(self, index: int) -> Element:
+        """One element of a batch."""
+        if self.members is None:
+            raise SymmetryError("this Element is a single one, not a batch; use it as it is.")
+        return Element(
+            {name: order[index] for name, order in self.orders.items()},
+            {name: factor[:, index] for name, factor in self.factors.items()},
+        )

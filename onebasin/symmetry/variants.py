@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
-from onebasin.calling import Inputs, call_arguments, evaluation_mode
 from onebasin.errors import first_line
+from onebasin.functional import Inputs, call_arguments, evaluation_mode
 
 Axis = tuple[int, int]  # (number of the input among all leaves of the call, axis of that tensor)
 DOUBLED = 32  # sizes up to here are tried twice as large: one patch of an image becomes four

@@ -20,14 +20,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from onebasin.calling import Inputs, call_arguments, evaluation_mode, global_seed, training_mode
 from onebasin.errors import InputError, SymmetryError
-from onebasin.memory import nothing_remembered
+from onebasin.functional import Inputs, call_arguments, evaluation_mode, global_seed, nothing_remembered, training_mode
 from onebasin.state import State, state_of
-from onebasin.symmetry.element import Element
 from onebasin.symmetry.group import Symmetry
-from onebasin.symmetry.space import FREEDOMS
-from onebasin.trace import shared_memory
+from onebasin.symmetry.space import FREEDOMS, Element
+from onebasin.symmetry.trace import shared_memory
 
 TOLERANCE = 1e-9
 DRAWS = 3  # elements of a proof; see `moving_elements`

@@ -1,1 +1,1 @@
-"""The methods, one file each, and the parts they are made of."""
+"""Inference methods, one per file."""

@@ -8,23 +8,235 @@ dropout at training time drops others for each.
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Unpack, cast
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, Unpack, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_unflatten
 
-from onebasin.calling import Call
 from onebasin.errors import InputError
-from onebasin.inference.density.layout import Layout
-from onebasin.inference.density.network import judged
-from onebasin.inference.density.target import Outputs, Target
-from onebasin.inference.kernel import Info, Moment, Networks, Plan, Stage
+from onebasin.functional import Call, moved, tracked
+from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex
+from onebasin.inference.layout import ParameterLayout
 from onebasin.inference.methods.ensemble import TrainingOptions, count, training_stage
-from onebasin.inference.methods.masks import Dropping, Place, factor, new_places, own_places, prove, training_hook
 from onebasin.inference.seeds import Streams, generator
+from onebasin.inference.target import Outputs, Target, judged
 from onebasin.state import State
+
+# ----------------------------------------------------------------------
+# Where dropout acts, and which weights a mask can be folded into.
+
+
+Dropping = float | Mapping[str, float]
+_CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_CLOSE = 1e-9  # of the outputs' largest entry: float64 leaves room for the order of sums only
+
+
+@dataclass(frozen=True)
+class MaskPlace:
+    """One place where units are dropped.
+
+    Attributes:
+        module: name of the module whose outputs (a dropout layer) or inputs (any other) are masked.
+        layer: name of the layer whose columns are multiplied instead.
+        rate: probability that a unit is dropped.
+        shape: of the mask, as it multiplies one example.
+    """
+
+    module: str
+    layer: str
+    rate: float
+    shape: tuple[int, ...]
+
+    @property
+    def units(self) -> int:
+        """Number of units that are dropped or kept."""
+        return math.prod(self.shape)
+
+    def mask(self, generator: torch.Generator) -> Tensor:
+        """One mask (units,): 0 with probability `rate`, else 1 / (1 - rate); float64."""
+        kept = torch.rand(self.units, generator=generator, dtype=torch.float64) >= self.rate
+        return kept.double() / (1 - self.rate)
+
+
+def own_places(model: nn.Module, call: Call) -> list[MaskPlace]:
+    """The places of the model's own dropout layers, each with the linear or convolution layer that runs next."""
+    places = []
+    ran = list(_ran(model, call))
+    for index, (name, module, shape) in enumerate(ran):
+        if not isinstance(module, _DropoutNd) or not module.p:
+            continue
+        if not isinstance(module, (nn.Dropout, *_CHANNELS)) or module.p >= 1:
+            raise _impossible(name, f"it is {type(module).__name__} with p={module.p}")
+        if sum(other is module for _, other, _ in ran) > 1:
+            raise _impossible(name, "it runs more than once")
+        following = [other for other, layer, _ in ran[index + 1 :] if not isinstance(layer, _DropoutNd)]
+        if not following:
+            raise _impossible(name, "no linear or convolution layer runs after it")
+        own = shape[1:] if isinstance(module, nn.Dropout) else (shape[1], *[1] * (len(shape) - 2))
+        places.append(MaskPlace(name, following[0], module.p, own))
+    return places
+
+
+def new_places(model: nn.Module, call: Call, rates: Dropping) -> list[MaskPlace]:
+    """Places before linear and convolution layers: before all but the first, or those that names or patterns choose."""
+    layers = {name: module for name, module, _ in _ran(model, call) if not isinstance(module, _DropoutNd)}
+    named = rates if isinstance(rates, Mapping) else dict.fromkeys(list(layers)[1:], rates)
+    for key, rate in named.items():
+        if not 0 <= rate < 1:
+            raise InputError(f"expected a dropout rate from 0 to below 1, found {rate} for {key!r}: give such a number")
+        if not any(fnmatchcase(name, key) for name in layers):
+            raise InputError(
+                f"expected names or patterns of linear and convolution layers in dropout, found {key!r}, which fits "
+                f"none of {', '.join(layers)}: correct it"
+            )
+    if not named:
+        raise InputError(
+            "expected a layer behind which something can be dropped, found a model with fewer than two linear or "
+            "convolution layers: name layers in dropout={name: rate}, or use another method"
+        )
+    places = []
+    for name, layer in layers.items():
+        chosen = [rate for key, rate in named.items() if fnmatchcase(name, key)]
+        if chosen and chosen[-1]:
+            places.append(MaskPlace(name, name, chosen[-1], _inputs(layer)))
+    return places
+
+
+def factor(place: MaskPlace, layer: nn.Module, mask: Tensor) -> Tensor | None:
+    """What the layer's weight is multiplied by for a mask (units,), or None where shapes forbid it."""
+    if isinstance(layer, nn.Linear):
+        if layer.in_features % place.units:
+            return None
+        return mask.repeat_interleave(layer.in_features // place.units)
+    assert isinstance(layer, _ConvNd)
+    if layer.in_channels != place.units:
+        return None
+    ones = [1] * len(layer.kernel_size)
+    if layer.transposed:
+        return mask.reshape(-1, 1, *ones)
+    groups = mask.reshape(layer.groups, -1).repeat_interleave(layer.out_channels // layer.groups, 0)
+    return groups.reshape(layer.out_channels, -1, *ones)
+
+
+def prove(model: nn.Module, places: list[MaskPlace], call: Call, generator: torch.Generator) -> None:
+    """Raise `InputError` unless masked units and multiplied columns give the same outputs at every place.
+
+    The identity is shown for random weights and statistics, so it holds whatever training makes of them, and for
+    several places at once.
+    """
+    wide = _randomised(model, generator)
+    device = next(wide.parameters()).device
+    arguments, options = moved(call, device, torch.float64)
+    for place in places:
+        mask = replace(place, rate=0.5).mask(generator).to(device)
+        mask[0], mask[-1] = 2.0, 0.0  # something is kept, and something dropped
+        layer = wide.get_submodule(place.layer)
+        columns = factor(place, layer, mask)
+        if columns is None:
+            reason = f"it drops {place.units} units of shape {place.shape}, which are not the inputs of {place.layer}"
+            raise _impossible(place.module, reason)
+        with torch.no_grad():
+            with _masked(wide, place, mask):
+                expected = wide(*arguments, **options)
+            weight = layer.get_parameter("weight")
+            before = weight.clone()
+            weight.mul_(columns)
+            found = wide(*arguments, **options)
+            weight.copy_(before)
+        if not bool((found - expected).abs().max() <= _CLOSE * expected.abs().max()):
+            if place.module == place.layer:
+                raise InputError(
+                    f"expected layers that are the only users of their weights, found {place.layer}, whose weights "
+                    "also act elsewhere: give dropout= as a dict of the other layers"
+                )
+            raise _impossible(place.module, f"what lies between it and {place.layer} does not pass a mask on unchanged")
+
+
+def training_hook(place: MaskPlace) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+    """A forward pre-hook that drops inputs of a layer in training mode, each example with a mask of its own."""
+
+    def hook(module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        if not module.training:
+            return arguments
+        inputs = arguments[0]
+        between = [1] * (inputs.dim() - 1 - len(place.shape))
+        ones = inputs.new_ones(len(inputs), *between, *place.shape)
+        return (inputs * nn.functional.dropout(ones, place.rate), *arguments[1:])
+
+    return hook
+
+
+def _inputs(layer: nn.Module) -> tuple[int, ...]:
+    """Shape of a mask on the inputs of one example: features on the last axis, channels on the first."""
+    if isinstance(layer, nn.Linear):
+        return (layer.in_features,)
+    assert isinstance(layer, _ConvNd)
+    return (layer.in_channels, *[1] * len(layer.kernel_size))
+
+
+def _ran(model: nn.Module, call: Call) -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
+    """Dropout, linear and convolution layers in the order in which they run, with the shapes of their inputs."""
+    found: list[tuple[str, nn.Module, tuple[int, ...]]] = []
+    handles = [
+        module.register_forward_pre_hook(lambda own, given, name=name: found.append((name, own, tuple(given[0].shape))))
+        for name, module in model.named_modules()
+        if isinstance(module, _DropoutNd | nn.Linear | _ConvNd)
+    ]
+    try:
+        with torch.no_grad():
+            model.eval()(*call[0], **call[1])
+    finally:
+        for handle in handles:
+            handle.remove()
+    yield from found
+
+
+@contextmanager
+def _masked(model: nn.Module, place: MaskPlace, mask: Tensor) -> Iterator[None]:
+    """Multiply the outputs of a dropout layer, or the inputs of another one, by a mask."""
+    module, own = model.get_submodule(place.module), mask.reshape(place.shape)
+    if isinstance(module, _DropoutNd):
+        handle = module.register_forward_hook(lambda module, given, result: result * own)
+    else:
+        handle = module.register_forward_pre_hook(lambda module, given: (given[0] * own, *given[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _randomised(model: nn.Module, generator: torch.Generator) -> nn.Module:
+    """A float64 copy in evaluation mode with random weights and running statistics."""
+    wide = copy.deepcopy(model).double().eval()
+    with torch.no_grad():
+        for value in wide.parameters():
+            fan = max(1, value.numel() // len(value)) if value.dim() > 1 else 1
+            value.copy_(torch.randn(value.shape, generator=generator, dtype=value.dtype) / math.sqrt(fan))
+        for layer in tracked(wide).values():
+            for buffer in (layer.running_mean, layer.running_var):
+                assert buffer is not None  # tracked
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=buffer.dtype))
+    return wide
+
+
+def _impossible(name: str, reason: str) -> InputError:
+    return InputError(
+        f"expected a dropout layer that can be folded into weights, found {name}, which cannot ({reason}): put it "
+        "right before a linear layer, as Dropout1d/2d/3d before a convolution, or take it out and give dropout= instead"
+    )
+
+
+# ----------------------------------------------------------------------
+# Monte Carlo dropout as draws of networks: after training with dropout, a draw drops units once and for all.
+
 
 _EXAMPLES = 4  # on which masks are proved to be foldable
 
@@ -62,21 +274,21 @@ class Dropout:
 
     target: Target
     outputs: Outputs
-    places: tuple[Place, ...]
+    places: tuple[MaskPlace, ...]
 
-    def init(self, start: Networks, streams: Streams) -> Kept:
+    def init(self, start: Draws, streams: Streams) -> Kept:
         """Take trained networks."""
         return Kept(start.position, start.rest)
 
-    def step(self, state: Kept, moment: Moment, streams: Streams) -> tuple[Kept, Info]:
+    def step(self, state: Kept, moment: StepIndex, streams: Streams) -> tuple[Kept, Info]:
         """Nothing: training is over."""
         return state, {}
 
-    def draw(self, state: Kept, streams: Streams) -> Networks:
+    def draw(self, state: Kept, streams: Streams) -> Draws:
         """Each network with one set of masks."""
         factors = torch.stack([self.factors(stream) for stream in streams.each("draw")])
         position = state.position * factors.to(state.position)
-        return Networks(position, state.rest, self.target.log_density(position, state.rest))
+        return Draws(position, state.rest, self.target.log_density(position, state.rest))
 
     def factors(self, stream: torch.Generator) -> Tensor:
         """What one draw multiplies each weight by (D,), float64."""
@@ -92,7 +304,7 @@ class Dropout:
         return torch.cat([part.reshape(-1) for part in parts.values()])
 
 
-def build(target: Target, **options: Unpack[Options]) -> Plan:
+def build(target: Target, **options: Unpack[Options]) -> ChainPlan:
     """Plan dropout: training with it, then draws."""
     if target.outputs is None:
         raise InputError("dropout needs data to train on, found none: give data=(inputs, targets)")
@@ -113,7 +325,7 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
     prove(model, places, call, generator(0, "dropout", "proof"))
     stage = training_stage(trained, cast(TrainingOptions, options), optimum=True)
     kernel = Dropout(target, target.outputs, tuple(places))
-    return Plan((stage, Stage("dropout", kernel, 0)), count(options.get("draws", 10), "draws"), (0,))
+    return ChainPlan((stage, Stage("dropout", kernel, 0)), count(options.get("draws", 10), "draws"), (0,))
 
 
 def _refuse_other_randomness(target: Target) -> None:
@@ -134,7 +346,7 @@ def _weights_of(target: Target) -> State:
     return {name: value.detach() for name, value in target.outputs.model.named_parameters()}
 
 
-def dropping(target: Target, outputs: Outputs, places: list[Place]) -> Target:
+def dropping(target: Target, outputs: Outputs, places: list[MaskPlace]) -> Target:
     """The same posterior, with a model that also drops inputs of its layers in training mode."""
     called, likelihood = copy.deepcopy(outputs), target.likelihood
     assert likelihood is not None  # there are outputs
@@ -149,7 +361,7 @@ def _few(target: Target) -> Call:
     return cast(Call, call)
 
 
-def _weight(layout: Layout, place: Place) -> str:
+def _weight(layout: ParameterLayout, place: MaskPlace) -> str:
     """Name of the sampled tensor that a place multiplies."""
     name = f"{place.layer}.weight" if place.layer else "weight"
     first = layout.tied.get(name, name)

@@ -15,15 +15,163 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
-from onebasin.inference.density.target import Evaluation, Target
-from onebasin.inference.kernel import Info, Moment, Networks, Plan, Stage
+from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex
 from onebasin.inference.methods.ensemble import TrainingOptions, count, training_stage
-from onebasin.inference.methods.leapfrog import Phase, energy_change, kinetic, leapfrog
-from onebasin.inference.methods.mass import Spread, mass_update
-from onebasin.inference.methods.step_size import Tuner
-from onebasin.inference.runs.start import refuse_wild
 from onebasin.inference.seeds import Streams
+from onebasin.inference.start import refuse_wild
+from onebasin.inference.target import DensityEvaluation, Target
 from onebasin.state import State
+
+# ----------------------------------------------------------------------
+# Hamiltonian dynamics: the leapfrog integrator, reversible and volume preserving.
+
+
+class Phase(NamedTuple):
+    """A point of phase space for every chain, with what is known of the potential there."""
+
+    position: Tensor  # (chains, D)
+    momentum: Tensor  # (chains, D)
+    found: DensityEvaluation
+
+
+def leapfrog(target: Target, rest: State, phase: Phase, step: Tensor, steps: int, inverse_mass: Tensor) -> Phase:
+    """Follow the dynamics for `steps` steps of size `step` (chains,); `steps` + 0 gradients, the first is known.
+
+    Args:
+        target: the potential.
+        rest: what each chain carries beside its weights.
+        phase: where to start.
+        step: step size of each chain; a negative one goes back in time.
+        steps: number of steps.
+        inverse_mass: 1 / m, (D,) or (chains, D).
+    """
+    size = step.to(phase.position)[:, None]
+    drift = size * inverse_mass
+    position, found = phase.position, phase.found
+    momentum = phase.momentum - 0.5 * size * found.gradient
+    for leap in range(steps):
+        position = torch.addcmul(position, drift, momentum)
+        found = target(position, rest)
+        momentum = torch.addcmul(momentum, size if leap + 1 < steps else 0.5 * size, found.gradient, value=-1)
+    return Phase(position, momentum, found)
+
+
+def kinetic(momentum: Tensor, inverse_mass: Tensor) -> Tensor:
+    """1/2 sum_i p_i^2 / m_i in float64 (chains,)."""
+    return 0.5 * (momentum.double().square() * inverse_mass.double()).sum(-1)
+
+
+def energy_change(before: Phase, after: Phase, inverse_mass: Tensor) -> Tensor:
+    """H(after) - H(before), float64 (chains,); likelihood, prior and kinetic parts are subtracted apart."""
+    likelihood = before.found.log_likelihood - after.found.log_likelihood
+    prior = before.found.log_prior - after.found.log_prior
+    motion = kinetic(after.momentum, inverse_mass) - kinetic(before.momentum, inverse_mass)
+    return likelihood + prior + motion
+
+
+# ----------------------------------------------------------------------
+# A diagonal mass from the spread of each weight, learned in two windows of the warm-up.
+
+
+_BEGIN, _MIDDLE, _END = 0.15, 0.45, 0.9
+_FLOOR = 1e-3
+_REST = 10  # steps that a new mass leaves for the step size at least
+
+
+class MassEstimate(NamedTuple):
+    """Running mean and sum of squared deviations of each weight, (chains, D), after `seen` draws (chains,)."""
+
+    mean: Tensor
+    squares: Tensor
+    seen: Tensor
+
+    @classmethod
+    def empty(cls, like: Tensor) -> MassEstimate:
+        """Nothing seen yet."""
+        seen = torch.zeros(len(like), dtype=torch.float64, device=like.device)
+        return cls(torch.zeros_like(like), torch.zeros_like(like), seen)
+
+    def add(self, position: Tensor) -> MassEstimate:
+        """Take one more draw into account."""
+        seen = self.seen + 1
+        offset = position - self.mean
+        mean = self.mean + offset / seen.to(offset)[:, None]
+        return MassEstimate(mean, torch.addcmul(self.squares, offset, position - mean), seen)
+
+    def variance(self) -> Tensor:
+        """The shrunk estimate (chains, D)."""
+        n = self.seen.to(self.squares)[:, None]
+        return self.squares / (n - 1).clamp(min=1) * (n / (n + 5)) + _FLOOR * 5 / (n + 5)
+
+
+def mass_update(
+    spread: MassEstimate, position: Tensor, inverse_mass: Tensor, moment: StepIndex
+) -> tuple[MassEstimate, Tensor]:
+    """Collect a draw; at the end of a window return the new inverse mass (chains, D), else the old one itself."""
+    begin, middle, end = (int(part * moment.warmup) for part in (_BEGIN, _MIDDLE, _END))
+    if not begin <= moment.step < end:
+        return spread, inverse_mass
+    spread = spread.add(position)
+    if moment.step + 1 in (middle, end) and moment.warmup - moment.step > _REST and float(spread.seen[0]) > 10:
+        return MassEstimate.empty(position), spread.variance()
+    return spread, inverse_mass
+
+
+# ----------------------------------------------------------------------
+# Dual averaging: a step size per chain, tuned until proposals are accepted as often as wished.
+
+
+_FEW = 10  # proposals below which the average means nothing
+_GAMMA, _T0, _KAPPA = 0.05, 10.0, 0.75
+_SMALLEST, _LARGEST = math.log(1e-9), math.log(1e3)  # a run of rejections must not end in a frozen chain
+
+
+class Tuner(NamedTuple):
+    """State of the tuning.
+
+    Attributes:
+        log_step: of the next proposal.
+        log_mean: its weighted average, used once tuning has ended.
+        shortfall: running mean of (wished - found) acceptance.
+        centre: what log_step is drawn back to.
+        seen: proposals seen.
+    """
+
+    log_step: Tensor
+    log_mean: Tensor
+    shortfall: Tensor
+    centre: Tensor
+    seen: Tensor
+
+    @property
+    def settled(self) -> Tensor:
+        """The logarithm of the step size that tuning has ended at; after too few proposals, where it began."""
+        return torch.where(self.seen >= _FEW, self.log_mean, self.centre)
+
+    @classmethod
+    def at(cls, step: Tensor) -> Tuner:
+        """Begin at a step size, which is what the search is drawn back to.
+
+        Hoffman and Gelman lean towards ten times larger ones, which a short warm-up does not survive.
+        """
+        log_step = step.double().log()
+        zero = torch.zeros_like(log_step)
+        return cls(log_step, log_step, zero, log_step, zero)
+
+    def update(self, acceptance: Tensor, wished: float) -> Tuner:
+        """Learn from acceptance probabilities (chains,); a divergence counts as 0."""
+        seen = self.seen + 1
+        weight = 1 / (seen + _T0)
+        shortfall = (1 - weight) * self.shortfall + weight * (wished - acceptance)
+        log_step = (self.centre - seen.sqrt() / _GAMMA * shortfall).clamp(_SMALLEST, _LARGEST)
+        shortfall = (self.centre - log_step) * _GAMMA / seen.sqrt()  # what lies beyond the clamp is not owed back
+        share = seen**-_KAPPA
+        return Tuner(log_step, share * log_step + (1 - share) * self.log_mean, shortfall, self.centre, seen)
+
+
+# ----------------------------------------------------------------------
+# Hamiltonian Monte Carlo with full-batch gradients, every chain with its own step size.
+
 
 _TRIAL = 8  # leapfrog steps of a trial: at the mode one step says little
 _DIVERGENT = 1000.0  # an energy error beyond this says that the trajectory has left the typical set
@@ -65,12 +213,12 @@ class HMCState(NamedTuple):
     log_prior: Tensor
     tuner: Tuner
     inverse_mass: Tensor  # (chains, D), or (chains, 1) for the identity
-    spread: Spread
+    spread: MassEstimate
 
     @property
-    def found(self) -> Evaluation:
+    def found(self) -> DensityEvaluation:
         """The evaluation at the position."""
-        return Evaluation(self.gradient, self.log_likelihood, self.log_prior, self.rest)
+        return DensityEvaluation(self.gradient, self.log_likelihood, self.log_prior, self.rest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +236,7 @@ class HMC:
     adapt_mass: bool = False
     temperature: float = 1.0
 
-    def init(self, start: Networks, streams: Streams) -> HMCState:
+    def init(self, start: Draws, streams: Streams) -> HMCState:
         """Evaluate the start and find a step size of the right magnitude."""
         position, rest = start.position, start.rest
         found = self.target(position, rest)
@@ -98,7 +246,7 @@ class HMC:
             step = self._first_step(Phase(position, torch.zeros_like(position), found), rest, inverse_mass, streams)
         else:
             step = torch.full((len(position),), self.step_size, dtype=torch.float64, device=position.device)
-        spread = Spread.empty(position if self.adapt_mass else position[:, :0])
+        spread = MassEstimate.empty(position if self.adapt_mass else position[:, :0])
         return HMCState(
             position, rest, found.gradient, found.log_likelihood, found.log_prior, Tuner.at(step), inverse_mass, spread
         )
@@ -121,7 +269,7 @@ class HMC:
             step = torch.where(going, step * 2.0**direction, step)
         return torch.where(direction > 0, step / 2, step)  # the last doubling went too far
 
-    def step(self, state: HMCState, moment: Moment, streams: Streams) -> tuple[HMCState, Info]:
+    def step(self, state: HMCState, moment: StepIndex, streams: Streams) -> tuple[HMCState, Info]:
         """One trajectory and its acceptance; rejected chains stay, with what is known there."""
         step = (state.tuner.log_step if moment.warming else state.tuner.settled).exp()
         noise = streams.gaussian("momentum", state.position)
@@ -158,7 +306,7 @@ class HMC:
             log_prior=torch.where(accepted, after.found.log_prior, state.log_prior),
         )
 
-    def _adapted(self, state: HMCState, chance: Tensor, moment: Moment) -> HMCState:
+    def _adapted(self, state: HMCState, chance: Tensor, moment: StepIndex) -> HMCState:
         state = state._replace(tuner=state.tuner.update(chance, self.acceptance))
         if not self.adapt_mass:
             return state
@@ -167,9 +315,9 @@ class HMC:
             state = state._replace(tuner=Tuner.at(state.tuner.log_mean.exp() * _rescale(state, inverse_mass)))
         return state._replace(spread=spread, inverse_mass=inverse_mass)
 
-    def draw(self, state: HMCState, streams: Streams) -> Networks:
+    def draw(self, state: HMCState, streams: Streams) -> Draws:
         """Where the chains are."""
-        return Networks(state.position, state.rest, state.log_likelihood + state.log_prior)
+        return Draws(state.position, state.rest, state.log_likelihood + state.log_prior)
 
 
 def _rescale(state: HMCState, inverse_mass: Tensor) -> Tensor:
@@ -177,7 +325,7 @@ def _rescale(state: HMCState, inverse_mass: Tensor) -> Tensor:
     return (state.inverse_mass.mean(1) / inverse_mass.mean(1)).sqrt().double()
 
 
-def build(target: Target, **options: Unpack[Options]) -> Plan:
+def build(target: Target, **options: Unpack[Options]) -> ChainPlan:
     """Plan HMC: train, warm up, draw."""
     mass, jitter = options.get("mass", "identity"), options.get("jitter", 0.5)
     temperature, acceptance = options.get("temperature", 1.0), options.get("acceptance", 0.75)
@@ -196,4 +344,6 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
     warmup = count(options.get("warmup", 200), "warmup", 0)
     train = training_stage(target, cast(TrainingOptions, options))
     thin = count(options.get("thin", 1), "thin")
-    return Plan((train, Stage("warm-up", kernel, warmup)), count(options.get("draws", 200), "draws"), (thin,), length)
+    return ChainPlan(
+        (train, Stage("warm-up", kernel, warmup)), count(options.get("draws", 200), "draws"), (thin,), length
+    )

@@ -14,21 +14,15 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
-from onebasin.inference.curvature.evidence import STRUCTURES, Curvature, curvature_of, log_evidence, tuned
-from onebasin.inference.curvature.layers import last_layer
-from onebasin.inference.curvature.rows import Seen
-from onebasin.inference.density.target import Target
-from onebasin.inference.kernel import Info, Moment, Networks, Plan, Stage
+from onebasin.inference.curvature import STRUCTURES, Curvature, Seen, curvature_of, last_layer, log_evidence, tuned
+from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex
 from onebasin.inference.methods.ensemble import TrainingOptions, count, training_stage
 from onebasin.inference.seeds import Streams
-from onebasin.posterior.diagonal import Diagonal
-from onebasin.posterior.full import Full
-from onebasin.posterior.gaussian import Gaussian, Shape, one_of_each
-from onebasin.posterior.kronecker import Kronecker
-from onebasin.posterior.partial import Partial
+from onebasin.inference.target import Target
+from onebasin.posterior import Covariance, Diagonal, Full, Gaussian, Kronecker, Partial, one_of_each
 from onebasin.state import State
 
-_SHAPES: dict[str, type[Shape]] = {"diagonal": Diagonal, "kfac": Kronecker, "full": Full}
+_SHAPES: dict[str, type[Covariance]] = {"diagonal": Diagonal, "kfac": Kronecker, "full": Full}
 
 
 class Options(TrainingOptions, total=False):
@@ -117,7 +111,7 @@ class Laplace:
         elif given is not None and not given > 0:
             raise InputError(f"expected a positive prior_precision, found {given}: give a number above 0")
 
-    def init(self, start: Networks, streams: Streams) -> Fitted:
+    def init(self, start: Draws, streams: Streams) -> Fitted:
         """Fit a Gaussian around each network."""
         networks = [self._network(start, chain) for chain in range(len(start.position))]
         names = self._names(networks[0])
@@ -145,7 +139,7 @@ class Laplace:
                 f"the curvature of this model could not be computed ({error}): choose layers='last', or another method"
             ) from error
 
-    def step(self, state: Fitted, moment: Moment, streams: Streams) -> tuple[Fitted, Info]:
+    def step(self, state: Fitted, moment: StepIndex, streams: Streams) -> tuple[Fitted, Info]:
         """Nothing: a Gaussian does not move."""
         return state, self.summary(state)
 
@@ -162,12 +156,12 @@ class Laplace:
         ]
         return [Gaussian(centre, shape) for centre, shape in zip(state.position, shapes, strict=True)]
 
-    def draw(self, state: Fitted, streams: Streams) -> Networks:
+    def draw(self, state: Fitted, streams: Streams) -> Draws:
         """One network from each Gaussian."""
         position = one_of_each(self.components(state), streams.each("draw"))
-        return Networks(position, state.rest, self.target.log_density(position, state.rest))
+        return Draws(position, state.rest, self.target.log_density(position, state.rest))
 
-    def _network(self, start: Networks, chain: int) -> Seen | None:
+    def _network(self, start: Draws, chain: int) -> Seen | None:
         target = self.target
         if target.outputs is None or target.likelihood is None:
             return None
@@ -196,7 +190,7 @@ class Laplace:
         own = self.target.layout.split(self.target.prior.precision)
         return torch.stack([own[name].reshape(-1)[0].double() for name in names])
 
-    def _placed(self, shape: Shape, names: list[str]) -> Shape:
+    def _placed(self, shape: Covariance, names: list[str]) -> Covariance:
         """The shape in the flat vector of all weights."""
         if self.layers == "all":
             return shape
@@ -205,7 +199,7 @@ class Laplace:
         return Partial(shape, torch.cat([places[name].reshape(-1) for name in names]), layout.size)
 
 
-def build(target: Target, **options: Unpack[Options]) -> Plan:
+def build(target: Target, **options: Unpack[Options]) -> ChainPlan:
     """Plan a Laplace approximation: train, fit, draw."""
     kernel = Laplace(
         target,
@@ -215,4 +209,4 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
         options.get("temperature", 1.0),
     )
     train = training_stage(target, cast(TrainingOptions, options), optimum=True)
-    return Plan((train, Stage("laplace", kernel, 0)), count(options.get("draws", 100), "draws"), (0,))
+    return ChainPlan((train, Stage("laplace", kernel, 0)), count(options.get("draws", 100), "draws"), (0,))

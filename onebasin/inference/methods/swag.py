@@ -19,14 +19,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_unflatten
 
 from onebasin.errors import InputError
-from onebasin.inference.density.target import Target
-from onebasin.inference.kernel import Info, Moment, Networks, Plan, Stage
-from onebasin.inference.methods.ensemble import TrainingOptions, count, training_stage
-from onebasin.inference.methods.training import Optimiser, Trained, Training
+from onebasin.functional import refreshed, tracked
+from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex
+from onebasin.inference.methods.ensemble import Optimiser, Trained, Training, TrainingOptions, count, training_stage
 from onebasin.inference.seeds import Streams
-from onebasin.norms import refreshed, tracked
-from onebasin.posterior import Gaussian, LowRank
-from onebasin.posterior.gaussian import one_of_each
+from onebasin.inference.target import Target
+from onebasin.posterior import Gaussian, LowRank, one_of_each
 from onebasin.state import State
 
 
@@ -88,14 +86,14 @@ class SWAG:
                 "such numbers, for example 20 and 1"
             )
 
-    def init(self, start: Networks, streams: Streams) -> Collected:
+    def init(self, start: Draws, streams: Streams) -> Collected:
         """Start at trained networks with nothing collected."""
         zero, chains = torch.zeros_like(start.position), len(start.position)
         columns = zero[:, None].repeat(1, self.rank, 1)
         number = torch.zeros(chains, dtype=torch.int64, device=zero.device)
         return Collected(*self.walk.init(start, streams), zero, zero, columns, number)
 
-    def step(self, state: Collected, moment: Moment, streams: Streams) -> tuple[Collected, Info]:
+    def step(self, state: Collected, moment: StepIndex, streams: Streams) -> tuple[Collected, Info]:
         """One step, after which a network may be collected."""
         before = Trained(state.position, state.rest, state.first, state.second)
         walked, info = self.walk.step(before, moment, streams)
@@ -129,19 +127,19 @@ class SWAG:
         factor = state.columns[chain, :kept].T * (share / max(1, kept - 1)) ** 0.5
         return LowRank((share * variance).sqrt(), factor)
 
-    def centres(self, state: Collected) -> Networks:
+    def centres(self, state: Collected) -> Draws:
         """The mean networks, those of stochastic weight averaging, with batch-norm statistics of their own."""
         return self._finished(state.mean, state.rest)
 
-    def draw(self, state: Collected, streams: Streams) -> Networks:
+    def draw(self, state: Collected, streams: Streams) -> Draws:
         """One network from each Gaussian."""
         position = one_of_each(self.components(state), streams.each("draw"))
         return self._finished(position, state.rest)
 
-    def _finished(self, position: Tensor, rest: State) -> Networks:
+    def _finished(self, position: Tensor, rest: State) -> Draws:
         target = self.walk.target
         own = with_statistics(target, position, rest)
-        return Networks(position, own, target.log_density(position, own))
+        return Draws(position, own, target.log_density(position, own))
 
 
 def with_statistics(target: Target, position: Tensor, rest: State) -> State:
@@ -158,7 +156,7 @@ def with_statistics(target: Target, position: Tensor, rest: State) -> State:
     return {name: found[name] for name in rest}
 
 
-def build(target: Target, **options: Unpack[Options]) -> Plan:
+def build(target: Target, **options: Unpack[Options]) -> ChainPlan:
     """Plan SWAG: training, then 40 networks, one per epoch, unless told otherwise."""
     stage = training_stage(target, cast(TrainingOptions, options), optimum=True)
     batches = cast(Training, stage.kernel).minibatches
@@ -174,4 +172,4 @@ def build(target: Target, **options: Unpack[Options]) -> Plan:
         options.get("scale", 1.0),
     )
     steps = count(options.get("collect", 40), "collect", 2) * every
-    return Plan((stage, Stage("collecting", kernel, steps)), count(options.get("draws", 10), "draws"), (0,))
+    return ChainPlan((stage, Stage("collecting", kernel, steps)), count(options.get("draws", 10), "draws"), (0,))

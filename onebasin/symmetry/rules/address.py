@@ -13,94 +13,94 @@ from typing import Any
 import torch
 
 from onebasin.symmetry.axes import Fixed, Reason, Term, Uniform, atoms
-from onebasin.symmetry.rules.cut import cat, window
+from onebasin.symmetry.constraints import Constraints, Part, Power, Value
 from onebasin.symmetry.rules.pointwise import alike
+from onebasin.symmetry.rules.rearrange import cat, window
 from onebasin.symmetry.rules.registry import rule
-from onebasin.symmetry.weave import Part, Power, Value, Weave
-from onebasin.trace import Node
+from onebasin.symmetry.trace import Node
 
 
-def _look_up(weave: Weave, node: Node, x: Value, axis: int, index: Value | None) -> None:
+def _look_up(constraints: Constraints, node: Node, x: Value, axis: int, index: Value | None) -> None:
     """Say that positions along an axis of x are looked up by `index` (None: by something whose numbers matter)."""
     if index is None or index.points is None:
-        weave.rigid(x, axis, Reason("its entries are looked up by position", node))
+        constraints.rigid(x, axis, Reason("its entries are looked up by position", node))
     else:
-        _follow(weave, node, x.axes[axis], index)
-    weave.pin(x, axis)
+        _follow(constraints, node, x.axes[axis], index)
+    constraints.pin(x, axis)
 
 
-def _follow(weave: Weave, node: Node, term: Term, index: Value) -> Term:
+def _follow(constraints: Constraints, node: Node, term: Term, index: Value) -> Term:
     """Tie an axis to the one whose positions `index` holds.
 
     The units may then not be permuted differently for each index of another space (fibres): nobody checked that the
     address and what it addresses agree on that index. A value that holds the units alone forbids it.
     """
     assert index.points is not None
-    weave.value([index.points], node=node)
-    return weave.tie(index.points, term, node)
+    constraints.value([index.points], node=node)
+    return constraints.tie(index.points, term, node)
 
 
 def _addressed(
-    weave: Weave, node: Node, x: Value, gone: dict[int, Value | None], where: int, fresh: Sequence[Term]
+    constraints: Constraints, node: Node, x: Value, gone: dict[int, Value | None], where: int, fresh: Sequence[Term]
 ) -> Value:
     """Axes `gone` of x are looked up by their index; the lookup's axes `fresh` stand at `where` among the kept ones."""
-    weave.settle(x, node)
+    constraints.settle(x, node)
     for axis, index in gone.items():
-        _look_up(weave, node, x, axis, index)
+        _look_up(constraints, node, x, axis, index)
     kept = [axis for axis in range(len(x.shape)) if axis not in gone]
     axes = [x.axes[axis] for axis in kept]
     axes[where:where] = fresh
-    out = weave.value(axes, zero=x.zero, node=node)
+    out = constraints.value(axes, zero=x.zero, node=node)
     labels = [str(axis) for axis in range(len(x.shape))]
     names = [labels[axis] for axis in kept]
     names[where:where] = [f"fresh {i}" for i in range(len(fresh))]
     table = {**dict(zip(labels, x.axes, strict=True)), **dict(zip(names, axes, strict=True))}
-    weave.relate(out, names, [Part(x, tuple(labels))], table)
+    constraints.relate(out, names, [Part(x, tuple(labels))], table)
     return out
 
 
-def _unmoved(weave: Weave, node: Node, index: Value) -> list[Term]:
+def _unmoved(constraints: Constraints, node: Node, index: Value) -> list[Term]:
     """An index must be the same for all networks of an orbit; the axes of what it looks up."""
     if any(atoms(term) for term in index.axes):
-        weave.rigid(index, None, Reason("it is used as an address", node))
-        weave.pin(index)
+        constraints.rigid(index, None, Reason("it is used as an address", node))
+        constraints.pin(index)
     return index.axes
 
 
 @rule("embedding", follows=True)
-def embedding(weave: Weave, node: Node, weight: Value, index: Value, *_: Any, **__: Any) -> Value:
+def embedding(constraints: Constraints, node: Node, weight: Value, index: Value, *_: Any, **__: Any) -> Value:
     """Rows of a table: rows are rigid, columns are units of a stream."""
-    return _addressed(weave, node, weight, {0: index}, 0, _unmoved(weave, node, index))
+    return _addressed(constraints, node, weight, {0: index}, 0, _unmoved(constraints, node, index))
 
 
 @rule("_embedding_bag", "_embedding_bag_forward_only", "embedding_bag")
 def embedding_bag(
-    weave: Weave, node: Node, weight: Value, index: Value, offsets: Value, *rest: Any, **options: Any
+    constraints: Constraints, node: Node, weight: Value, index: Value, offsets: Value, *rest: Any, **options: Any
 ) -> Any:
     """Sum, mean or maximum of rows of a table, bag by bag: rows are rigid, columns are units of a stream."""
     mode = options.get("mode", rest[1] if len(rest) > 1 else 0)
     for value in (index, offsets, *rest, *options.values()):
         if isinstance(value, Value):
-            weave.freeze(value, Reason("it says which rows of a table are added", node))
+            constraints.freeze(value, Reason("it says which rows of a table are added", node))
     readers = {user.arguments[1]: user for user in node.users if user.operation == "getitem"}
     if any(number > 0 and reader.users for number, reader in readers.items()) or 0 not in readers:
-        weave.freeze(weight, Reason("counts or positions inside its bags are used", node, explained=False))
-        return {number: weave.fixed(reader.shape or (), reader) for number, reader in readers.items()}
+        constraints.freeze(weight, Reason("counts or positions inside its bags are used", node, explained=False))
+        return {number: constraints.fixed(reader.shape or (), reader) for number, reader in readers.items()}
     bags = (readers[0].shape or (0,))[0]
-    out = _addressed(weave, node, weight, {0: None}, 0, [Fixed(bags)])
+    out = _addressed(constraints, node, weight, {0: None}, 0, [Fixed(bags)])
     if mode == 2:  # a maximum: positive factors pass
-        weave.pin(out, kinds=("sign",))
-        weave.pin(weight, kinds=("sign",))
+        constraints.pin(out, kinds=("sign",))
+        constraints.pin(weight, kinds=("sign",))
     return {0: out}
 
 
 @rule("index_select", follows=True)
-def index_select(weave: Weave, node: Node, x: Value, dim: int, index: Value) -> Value:
+def index_select(constraints: Constraints, node: Node, x: Value, dim: int, index: Value) -> Value:
     """Positions of one axis."""
     dim %= len(x.shape)
     if runs := _runs(x, dim, index):
-        return cat(weave, node, [window(weave, node, x, dim, first, length) for first, length in runs], dim)
-    return _addressed(weave, node, x, {dim: index}, dim, _unmoved(weave, node, index))
+        return cat(constraints, node, [window(constraints, node, x, dim, first, length) for first, length in runs], dim)
+    return _addressed(constraints, node, x, {dim: index}, dim, _unmoved(constraints, node, index))
 
 
 def _places(indices: Sequence[Value | None]) -> tuple[dict[int, Value], int]:
@@ -117,7 +117,7 @@ def _is_mask(index: Value | None) -> bool:
 
 
 @rule("index", "_unsafe_index", follows=True)
-def index_tensor(weave: Weave, node: Node, x: Value, indices: Sequence[Value | None]) -> Value:
+def index_tensor(constraints: Constraints, node: Node, x: Value, indices: Sequence[Value | None]) -> Value:
     """Advanced indexing."""
     assert node.shape is not None
     used, where = _places(indices)
@@ -126,15 +126,17 @@ def index_tensor(weave: Weave, node: Node, x: Value, indices: Sequence[Value | N
     # several axes takes as many of x, and several indices are walked side by side.
     if masks and (len(used) > 1 or len(masks[0].shape) != 1):
         for value in (x, *used.values()):
-            weave.freeze(value, Reason("entries are picked by a mask", node, explained=False))
-        return weave.fixed(node.shape)
+            constraints.freeze(value, Reason("entries are picked by a mask", node, explained=False))
+        return constraints.fixed(node.shape)
     if len(used) == 1 and not masks and (runs := _runs(x, where, used[where])):
-        return cat(weave, node, [window(weave, node, x, where, first, length) for first, length in runs], where)
+        return cat(
+            constraints, node, [window(constraints, node, x, where, first, length) for first, length in runs], where
+        )
     for index in used.values():
-        _unmoved(weave, node, index)
+        _unmoved(constraints, node, index)
     rank = len(node.shape) - (len(x.shape) - len(used))
-    fresh = weave.fixed(node.shape[where : where + rank]).axes
-    return _addressed(weave, node, x, dict(used), where, fresh)
+    fresh = constraints.fixed(node.shape[where : where + rank]).axes
+    return _addressed(constraints, node, x, dict(used), where, fresh)
 
 
 FEW_RUNS = 16
@@ -157,25 +159,30 @@ def _runs(x: Value, axis: int, index: Value) -> list[tuple[int, int]]:
 
 @rule("index_put", "_unsafe_index_put", follows=True)
 def index_put(
-    weave: Weave, node: Node, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
+    constraints: Constraints,
+    node: Node,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
 ) -> Value:
     """`x[indices] = values` or `+= values`: positions that are written to are rigid, the other axes are in step."""
     if any(_is_mask(index) for index in indices):
         (mask, *more) = [index for index in indices if index is not None]
         if more or accumulate or values.shape not in ((), (1,)) or mask.shape != x.shape:
             for value in (x, values, mask, *more):
-                weave.freeze(value, Reason("entries are written by a mask", node, explained=False))
-            return weave.fixed(x.shape)
-        weave.pin(mask)  # as in where(mask, values, x)
-        return alike(weave, node, [x, values], beside=[mask])
-    weave.settle(x, node)
-    weave.settle(values, node)
+                constraints.freeze(value, Reason("entries are written by a mask", node, explained=False))
+            return constraints.fixed(x.shape)
+        constraints.pin(mask)  # as in where(mask, values, x)
+        return alike(constraints, node, [x, values], beside=[mask])
+    constraints.settle(x, node)
+    constraints.settle(values, node)
     used, where = _places(indices)
     for axis, index in used.items():
-        weave.expose(index, Reason("its entries are written by position", node))
-        _unmoved(weave, node, index)
-        weave.rigid(x, axis, Reason("its entries are written by position", node))
-        weave.pin(x, axis)
+        constraints.expose(index, Reason("its entries are written by position", node))
+        _unmoved(constraints, node, index)
+        constraints.rigid(x, axis, Reason("its entries are written by position", node))
+        constraints.pin(x, axis)
     fresh = torch.broadcast_shapes(*[index.shape for index in used.values()])
     kept = [axis for axis in range(len(x.shape)) if axis not in used]
     names = [f"kept {axis}" for axis in kept]
@@ -185,15 +192,17 @@ def index_put(
     labels = []
     for number, (name, term) in enumerate(zip(names, values.axes, strict=True)):
         if name in table and term.size == table[name].size:
-            table[name] = weave.tie(table[name], term, node)
+            table[name] = constraints.tie(table[name], term, node)
         else:
             if name not in table and not (accumulate and _all_alike(used, len(fresh), name)):
-                weave.rigid(values, number, Reason("its entries are written by position", node))
+                constraints.rigid(values, number, Reason("its entries are written by position", node))
             name = f"stretched {number}"
             table[name] = term
         labels.append(name)
     axes = [table[f"kept {axis}"] if axis in kept else _position(x.shape[axis]) for axis in range(len(x.shape))]
-    return _written(weave, node, (x, axes), (values, labels), table, [f"kept {axis}" for axis in range(len(axes))])
+    return _written(
+        constraints, node, (x, axes), (values, labels), table, [f"kept {axis}" for axis in range(len(axes))]
+    )
 
 
 def _all_alike(used: dict[int, Value], rank: int, name: str) -> bool:
@@ -207,7 +216,7 @@ def _position(size: int) -> Term:
 
 
 def _written(
-    weave: Weave,
+    constraints: Constraints,
     node: Node,
     base: tuple[Value, list[Term]],
     source: tuple[Value, Sequence[str]],
@@ -220,11 +229,11 @@ def _written(
     Along labels that only the source has its entries are added up, so there it carries none.
     """
     (x, axes), (values, labels) = base, source
-    out = weave.value(axes, zero=x.zero and values.zero, node=node)
+    out = constraints.value(axes, zero=x.zero and values.zero, node=node)
     for name, term in zip(names, axes, strict=True):
         table.setdefault(name, term)
-    weave.relate(out, names, [Part(x, tuple(names), *powers)], table)
-    weave.relate(out, names, [Part(values, tuple(labels), *powers)], table)
+    constraints.relate(out, names, [Part(x, tuple(names), *powers)], table)
+    constraints.relate(out, names, [Part(values, tuple(labels), *powers)], table)
     return out
 
 
@@ -235,23 +244,31 @@ REDUCED: dict[str | None, tuple[Power, Power]] = {
 
 @rule("scatter_add", "scatter", "scatter_reduce", follows=True)
 def scatter(
-    weave: Weave, node: Node, x: Value, dim: int, index: Value, source: Any, *rest: Any, reduce: Any = None, **_: Any
+    constraints: Constraints,
+    node: Node,
+    x: Value,
+    dim: int,
+    index: Value,
+    source: Any,
+    *rest: Any,
+    reduce: Any = None,
+    **_: Any,
 ) -> Value:
     """`x[index[i, j], j] = source[i, j]`, or added, averaged, their extremes: the other axes are in step."""
     reduce = reduce or (rest[0] if rest else "sum" if node.short == "scatter_add" else None)
-    values = source if isinstance(source, Value) else weave.constant(torch.full(index.shape, source))
+    values = source if isinstance(source, Value) else constraints.constant(torch.full(index.shape, source))
     for value in (x, index, values):
-        weave.settle(value, node)
+        constraints.settle(value, node)
     dim = dim % len(x.shape) if x.shape else 0
     others = [axis for axis in range(len(x.shape)) if axis != dim]
     if not x.shape or values.shape != index.shape or any(index.shape[axis] != x.shape[axis] for axis in others):
         for value in (x, index, values):
-            weave.freeze(value, Reason("a scatter writes a part of it", node, explained=False))
-        return weave.fixed(x.shape)
-    weave.pin(index)
-    weave.pin(x, dim)
+            constraints.freeze(value, Reason("a scatter writes a part of it", node, explained=False))
+        return constraints.fixed(x.shape)
+    constraints.pin(index)
+    constraints.pin(x, dim)
     table = {
-        str(axis): weave.tie(weave.tie(x.axes[axis], values.axes[axis], node), index.axes[axis], node)
+        str(axis): constraints.tie(constraints.tie(x.axes[axis], values.axes[axis], node), index.axes[axis], node)
         for axis in others
     }
     reason = Reason("its entries are written by position", node)
@@ -260,61 +277,61 @@ def scatter(
     in_any_order = reduce is not None or not isinstance(source, Value) or index.distinct == dim
     if not in_any_order:
         for value in (values, index):
-            weave.rigid(value, dim, reason)
-    table["written"] = weave.tie(values.axes[dim], index.axes[dim], node)
+            constraints.rigid(value, dim, reason)
+    table["written"] = constraints.tie(values.axes[dim], index.axes[dim], node)
     if in_any_order and index.points is not None:
-        table[str(dim)] = _follow(weave, node, x.axes[dim], index)
+        table[str(dim)] = _follow(constraints, node, x.axes[dim], index)
     else:
-        weave.expose(index, reason)
-        weave.rigid(x, dim, reason)
+        constraints.expose(index, reason)
+        constraints.rigid(x, dim, reason)
         table[str(dim)] = _position(x.shape[dim])
     names = [str(axis) for axis in range(len(x.shape))]
     axes = [table[name] for name in names]
     labels = ["written" if axis == dim else str(axis) for axis in range(len(axes))]
-    out = _written(weave, node, (x, axes), (values, labels), table, names, REDUCED.get(reduce, (None, None)))
-    weave.pin(out, dim)
+    out = _written(constraints, node, (x, axes), (values, labels), table, names, REDUCED.get(reduce, (None, None)))
+    constraints.pin(out, dim)
     return out
 
 
 @rule("gather", follows=True)
-def gather(weave: Weave, node: Node, x: Value, dim: int, index: Value, **_: Any) -> Value:
+def gather(constraints: Constraints, node: Node, x: Value, dim: int, index: Value, **_: Any) -> Value:
     """Entries picked along one axis for each position of the others, along which x and index are in step."""
-    weave.settle(x, node)
-    weave.settle(index, node)
+    constraints.settle(x, node)
+    constraints.settle(index, node)
     if not x.shape:
         return x
     dim %= len(x.shape)
-    _look_up(weave, node, x, dim, index)
-    weave.pin(index)
+    _look_up(constraints, node, x, dim, index)
+    constraints.pin(index)
     axes, table = list(index.axes), {"looked up": x.axes[dim]}
     labels = ["looked up" if axis == dim else str(axis) for axis in range(len(x.shape))]
     for axis, term in enumerate(x.axes):
         if axis == dim:
             continue
         if index.shape[axis] == x.shape[axis]:
-            axes[axis] = table[str(axis)] = weave.tie(term, axes[axis], node)
+            axes[axis] = table[str(axis)] = constraints.tie(term, axes[axis], node)
         else:  # only the first positions are read
-            weave.rigid(x, axis, Reason("only a part of it is read", node))
-            weave.pin(x, axis)
+            constraints.rigid(x, axis, Reason("only a part of it is read", node))
+            constraints.pin(x, axis)
             labels[axis] = f"part {axis}"
             table[labels[axis]] = term
     names = [str(axis) for axis in range(len(axes))]
     table = {**dict(zip(names, axes, strict=True)), **table}
-    out = weave.value(axes, zero=x.zero, node=node)
-    weave.relate(out, names, [Part(x, tuple(labels))], table)
+    out = constraints.value(axes, zero=x.zero, node=node)
+    constraints.relate(out, names, [Part(x, tuple(labels))], table)
     return out
 
 
 @rule("unfold")
-def windows(weave: Weave, node: Node, x: Value, dim: int, *_: Any, **__: Any) -> Value:
+def windows(constraints: Constraints, node: Node, x: Value, dim: int, *_: Any, **__: Any) -> Value:
     """Windows that slide along an axis: (..., positions, ..., offset in the window)."""
     assert node.shape is not None
     if not x.shape:
-        return weave.fixed(node.shape)
+        return constraints.fixed(node.shape)
     dim %= len(x.shape)
-    slid = _addressed(weave, node, x, {dim: None}, dim, [_position(node.shape[dim])])
+    slid = _addressed(constraints, node, x, {dim: None}, dim, [_position(node.shape[dim])])
     axes = [*slid.axes, _position(node.shape[-1])]
-    out = weave.value(axes, zero=x.zero, node=node)
+    out = constraints.value(axes, zero=x.zero, node=node)
     names = [str(axis) for axis in range(len(axes))]
-    weave.relate(out, names, [Part(slid, tuple(names[:-1]))], dict(zip(names, axes, strict=True)))
+    constraints.relate(out, names, [Part(slid, tuple(names[:-1]))], dict(zip(names, axes, strict=True)))
     return out

@@ -1,4 +1,8 @@
-"""Products of matrices and convolutions: contracted axes are tied and their factors cancel, free axes pass on."""
+"""Normalisers. Each computes x_hat from statistics of x, then multiplies by a weight and adds a bias.
+
+Only batch norm in inference form is exactly free of scale: its statistics are buffers and move along. The others add
+an epsilon to statistics of the data, so that no factor of x passes exactly.
+"""
 
 from __future__ import annotations
 
@@ -6,80 +10,82 @@ from collections.abc import Sequence
 from typing import Any
 
 from onebasin.symmetry.axes import Fixed, Reason, Term
-from onebasin.symmetry.rules.pointwise import alike
-from onebasin.symmetry.rules.rearrange import unsqueeze
-from onebasin.symmetry.rules.reduce import beside, norm
+from onebasin.symmetry.constraints import Constraints, Part, Value
+from onebasin.symmetry.rules.pointwise import add, alike, mul, passing
+from onebasin.symmetry.rules.rearrange import reshaped, unsqueeze
+from onebasin.symmetry.rules.reduce import beside, norm, statistic
 from onebasin.symmetry.rules.registry import rule
-from onebasin.symmetry.rules.reshape import reshaped
-from onebasin.symmetry.weave import Part, Value, Weave
-from onebasin.trace import Node
+from onebasin.symmetry.trace import Node
+
+# ----------------------------------------------------------------------
+# Products of matrices and convolutions: contracted axes are tied and their factors cancel, free axes pass on.
 
 
-def contract(weave: Weave, node: Node, operands: Sequence[tuple[Value, str]], out_labels: str) -> Value:
+def contract(constraints: Constraints, node: Node, operands: Sequence[tuple[Value, str]], out_labels: str) -> Value:
     """Einstein summation: operands with one letter per axis; letters missing in `out_labels` are summed over."""
     table: dict[str, Term] = {}
     for value, labels in operands:
-        weave.settle(value, node)
+        constraints.settle(value, node)
         for label, term in zip(labels, value.axes, strict=True):
-            table[label] = weave.tie(table[label], term, node) if label in table else term
-    out = weave.value([table[label] for label in out_labels], zero=any(v.zero for v, _ in operands), node=node)
-    weave.relate(out, tuple(out_labels), [Part(value, tuple(labels)) for value, labels in operands], table)
+            table[label] = constraints.tie(table[label], term, node) if label in table else term
+    out = constraints.value([table[label] for label in out_labels], zero=any(v.zero for v, _ in operands), node=node)
+    constraints.relate(out, tuple(out_labels), [Part(value, tuple(labels)) for value, labels in operands], table)
     return out
 
 
 @rule("mm")
-def mm(weave: Weave, node: Node, a: Value, b: Value) -> Value:
+def mm(constraints: Constraints, node: Node, a: Value, b: Value) -> Value:
     """Product of two matrices."""
-    return contract(weave, node, [(a, "mk"), (b, "kn")], "mn")
+    return contract(constraints, node, [(a, "mk"), (b, "kn")], "mn")
 
 
 @rule("bmm")
-def bmm(weave: Weave, node: Node, a: Value, b: Value) -> Value:
+def bmm(constraints: Constraints, node: Node, a: Value, b: Value) -> Value:
     """Products of a batch of matrices."""
-    return contract(weave, node, [(a, "bmk"), (b, "bkn")], "bmn")
+    return contract(constraints, node, [(a, "bmk"), (b, "bkn")], "bmn")
 
 
 @rule("mv")
-def mv(weave: Weave, node: Node, a: Value, b: Value) -> Value:
+def mv(constraints: Constraints, node: Node, a: Value, b: Value) -> Value:
     """Matrix times vector."""
-    return contract(weave, node, [(a, "mk"), (b, "k")], "m")
+    return contract(constraints, node, [(a, "mk"), (b, "k")], "m")
 
 
 @rule("dot", "vdot")
-def dot(weave: Weave, node: Node, a: Value, b: Value) -> Value:
+def dot(constraints: Constraints, node: Node, a: Value, b: Value) -> Value:
     """Inner product of two vectors."""
-    return contract(weave, node, [(a, "k"), (b, "k")], "")
+    return contract(constraints, node, [(a, "k"), (b, "k")], "")
 
 
 @rule("addmm")
-def addmm(weave: Weave, node: Node, bias: Value, a: Value, b: Value, **_: Any) -> Value:
+def addmm(constraints: Constraints, node: Node, bias: Value, a: Value, b: Value, **_: Any) -> Value:
     """Product of two matrices plus a bias."""
-    return alike(weave, node, [mm(weave, node, a, b), bias])
+    return alike(constraints, node, [mm(constraints, node, a, b), bias])
 
 
 @rule("baddbmm")
-def baddbmm(weave: Weave, node: Node, bias: Value, a: Value, b: Value, **_: Any) -> Value:
+def baddbmm(constraints: Constraints, node: Node, bias: Value, a: Value, b: Value, **_: Any) -> Value:
     """Products of a batch of matrices plus a bias."""
-    return alike(weave, node, [bmm(weave, node, a, b), bias])
+    return alike(constraints, node, [bmm(constraints, node, a, b), bias])
 
 
 @rule("addmv")
-def addmv(weave: Weave, node: Node, bias: Value, a: Value, b: Value, **_: Any) -> Value:
+def addmv(constraints: Constraints, node: Node, bias: Value, a: Value, b: Value, **_: Any) -> Value:
     """Matrix times vector plus a bias."""
-    return alike(weave, node, [mv(weave, node, a, b), bias])
+    return alike(constraints, node, [mv(constraints, node, a, b), bias])
 
 
 @rule("linear")
-def linear(weave: Weave, node: Node, x: Value, weight: Value, bias: Value | None = None) -> Value:
+def linear(constraints: Constraints, node: Node, x: Value, weight: Value, bias: Value | None = None) -> Value:
     """X @ weight.T + bias over the last axis of x."""
     letters = "abcdefgh"[: len(x.shape) - 1]
-    out = contract(weave, node, [(x, letters + "k"), (weight, "nk")], letters + "n")
-    return out if bias is None else alike(weave, node, [out, bias])
+    out = contract(constraints, node, [(x, letters + "k"), (weight, "nk")], letters + "n")
+    return out if bias is None else alike(constraints, node, [out, bias])
 
 
 @rule("_trilinear")
 def trilinear(
-    weave: Weave, node: Node, a: Value, b: Value, c: Value, *expanded_and_summed: Sequence[int], **_: Any
+    constraints: Constraints, node: Node, a: Value, b: Value, c: Value, *expanded_and_summed: Sequence[int], **_: Any
 ) -> Value:
     """Three tensors multiplied and summed (nn.Bilinear): each lacks the axes it is expanded along."""
     *expanded, summed = expanded_and_summed[:4]
@@ -89,18 +95,18 @@ def trilinear(
         for value, missing in zip((a, b, c), expanded, strict=True)
     ]
     out = "".join(letter for axis, letter in enumerate(letters) if axis not in summed)
-    return contract(weave, node, operands, out)
+    return contract(constraints, node, operands, out)
 
 
 @rule("_cdist_forward", "cdist")
-def distances(weave: Weave, node: Node, a: Value, b: Value, order: float = 2.0, *_: Any) -> Value:
+def distances(constraints: Constraints, node: Node, a: Value, b: Value, order: float = 2.0, *_: Any) -> Value:
     """Distances of the rows of two matrices: the norm of their differences."""
-    rows, columns = unsqueeze(weave, node, a, len(a.shape) - 1), unsqueeze(weave, node, b, len(b.shape) - 2)
-    return norm(weave, node, alike(weave, node, [rows, columns]), order, -1)
+    rows, columns = unsqueeze(constraints, node, a, len(a.shape) - 1), unsqueeze(constraints, node, b, len(b.shape) - 2)
+    return norm(constraints, node, alike(constraints, node, [rows, columns]), order, -1)
 
 
 @rule("convolution", "conv1d", "conv2d", "conv3d")
-def convolution(weave: Weave, node: Node, x: Value, weight: Value, bias: Value | None, *rest: Any) -> Value:
+def convolution(constraints: Constraints, node: Node, x: Value, weight: Value, bias: Value | None, *rest: Any) -> Value:
     """Convolution or its transpose: a contraction over channels inside each group; positions in space are rigid."""
     given: list[Any] = [*rest, *(1, 0, 1, False, 0, 1)[len(rest) :]]
     stride, padding, transposed, groups = given[0], given[1], given[3], given[5]
@@ -109,50 +115,50 @@ def convolution(weave: Weave, node: Node, x: Value, weight: Value, bias: Value |
     channels, out_channels = x.shape[1], node.shape[1]
     pointwise = not transposed and all(k == 1 for k in weight.shape[2:]) and not _any(padding) and not _any(stride, 1)
     for axis in range(2, len(x.shape)):
-        weave.rigid(weight, axis, Reason("it is an axis of a convolution kernel", node))
+        constraints.rigid(weight, axis, Reason("it is an axis of a convolution kernel", node))
         if not pointwise:
-            weave.rigid(x, axis, Reason("it is an axis in space", node))
-    grouped_x = reshaped(weave, node, x, (x.shape[0], groups, channels // groups, *x.shape[2:]))
+            constraints.rigid(x, axis, Reason("it is an axis in space", node))
+    grouped_x = reshaped(constraints, node, x, (x.shape[0], groups, channels // groups, *x.shape[2:]))
     first, second = (channels, out_channels) if transposed else (out_channels, channels)
-    grouped_w = reshaped(weave, node, weight, (groups, first // groups, second // groups, *weight.shape[2:]))
+    grouped_w = reshaped(constraints, node, weight, (groups, first // groups, second // groups, *weight.shape[2:]))
     at, kernel, image = "stuvw"[:space], "STUVW"[:space], "xyzpq"[:space]
     out_space = at if pointwise else image
     filters = ("gio" if transposed else "goi") + kernel
     if not pointwise:
-        grouped_x = _opened(weave, node, grouped_x, node.shape[2:])
-    out = contract(weave, node, [(grouped_x, "ngi" + out_space), (grouped_w, filters)], "ngo" + out_space)
-    flat = reshaped(weave, node, out, node.shape)
+        grouped_x = _opened(constraints, node, grouped_x, node.shape[2:])
+    out = contract(constraints, node, [(grouped_x, "ngi" + out_space), (grouped_w, filters)], "ngo" + out_space)
+    flat = reshaped(constraints, node, out, node.shape)
     if bias is None:
         return flat
-    return alike(weave, node, [flat, reshaped(weave, node, bias, (out_channels, *[1] * space))])
+    return alike(constraints, node, [flat, reshaped(constraints, node, bias, (out_channels, *[1] * space))])
 
 
 def _any(numbers: Any, neutral: int = 0) -> bool:
     return any(number != neutral for number in (numbers if isinstance(numbers, tuple | list) else [numbers]))
 
 
-def _opened(weave: Weave, node: Node, x: Value, positions: Sequence[int]) -> Value:
+def _opened(constraints: Constraints, node: Node, x: Value, positions: Sequence[int]) -> Value:
     """Replace the axes in space by the fixed ones of the result: which inputs a position sees does not matter here."""
     keep = len(x.shape) - len(positions)
     axes = [*x.axes[:keep], *[Fixed(size) for size in positions]]
-    out = weave.value(axes, zero=x.zero, node=node)
+    out = constraints.value(axes, zero=x.zero, node=node)
     letters = [f"kept {axis}" for axis in range(keep)]
     old, new = [f"old {axis}" for axis in range(len(positions))], [f"new {axis}" for axis in range(len(positions))]
     table = dict(zip([*letters, *old, *new], [*x.axes, *axes[keep:]], strict=True))
-    weave.relate(out, [*letters, *new], [Part(x, (*letters, *old))], table)
+    constraints.relate(out, [*letters, *new], [Part(x, (*letters, *old))], table)
     return out
 
 
-def in_space(weave: Weave, node: Node, x: Value, positions: Sequence[int], sign: int | None = 1) -> Value:
+def in_space(constraints: Constraints, node: Node, x: Value, positions: Sequence[int], sign: int | None = 1) -> Value:
     """An operation on positions (pooling, resizing), alike for every channel, that commutes with positive factors."""
     for axis in range(len(x.shape) - len(positions), len(x.shape)):
-        weave.rigid(x, axis, Reason("it is an axis in space", node))
-        weave.pin(x, axis)
-    weave.settle(x, node)
-    out = _opened(weave, node, x, positions)
+        constraints.rigid(x, axis, Reason("it is an axis in space", node))
+        constraints.pin(x, axis)
+    constraints.settle(x, node)
+    out = _opened(constraints, node, x, positions)
     if sign is None:
-        weave.pin(x, kinds=("sign",))
-        weave.pin(out, kinds=("sign",))
+        constraints.pin(x, kinds=("sign",))
+        constraints.pin(out, kinds=("sign",))
     return out
 
 
@@ -164,13 +170,15 @@ def in_space(weave: Weave, node: Node, x: Value, positions: Sequence[int], sign:
     "max_pool3d_with_indices",
     "adaptive_max_pool2d",
 )
-def max_pool(weave: Weave, node: Node, x: Value, size: Any, *_: Any, **__: Any) -> Any:
+def max_pool(constraints: Constraints, node: Node, x: Value, size: Any, *_: Any, **__: Any) -> Any:
     """Largest entry of each window."""
     shape = _result_shape(node, x)
     space = len(size) if isinstance(size, tuple | list) else len(x.shape) - 2
-    pooled = in_space(weave, node, x, shape[len(shape) - space :], sign=None)
+    pooled = in_space(constraints, node, x, shape[len(shape) - space :], sign=None)
     return (
-        (pooled, beside(weave, node, pooled)) if "indices" in node.operation or "adaptive" in node.operation else pooled
+        (pooled, beside(constraints, node, pooled))
+        if "indices" in node.operation or "adaptive" in node.operation
+        else pooled
     )
 
 
@@ -180,14 +188,14 @@ def max_pool(weave: Weave, node: Node, x: Value, size: Any, *_: Any, **__: Any) 
     "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "reflection_pad1d", "reflection_pad2d",
     "replication_pad2d", "im2col",
 )  # fmt: skip
-def linear_in_space(weave: Weave, node: Node, x: Value, *_: Any, **__: Any) -> Value:
+def linear_in_space(constraints: Constraints, node: Node, x: Value, *_: Any, **__: Any) -> Value:
     """A linear map of positions, the same for every channel."""
     assert node.shape is not None
     if "im2col" in node.operation or len(node.shape) != len(x.shape):
-        weave.freeze(x, Reason("it is cut into patches", node))
-        return weave.fixed(node.shape)
+        constraints.freeze(x, Reason("it is cut into patches", node))
+        return constraints.fixed(node.shape)
     space = 1 if "1d" in node.operation else 3 if "3d" in node.operation else 2
-    return in_space(weave, node, x, node.shape[len(node.shape) - space :])
+    return in_space(constraints, node, x, node.shape[len(node.shape) - space :])
 
 
 def _result_shape(node: Node, x: Value) -> tuple[int, ...]:
@@ -198,3 +206,118 @@ def _result_shape(node: Node, x: Value) -> tuple[int, ...]:
         if user.operation == "getitem" and user.arguments[1] == 0 and user.shape is not None:
             return user.shape
     return x.shape
+
+
+# ----------------------------------------------------------------------
+# Normalisers. Each computes x_hat from statistics of x, then multiplies by a weight and adds a bias.
+
+
+def _affine(constraints: Constraints, node: Node, x_hat: Value, weight: Value | None, bias: Value | None) -> Value:
+    out = x_hat if weight is None else mul(constraints, node, x_hat, weight)
+    return out if bias is None else add(constraints, node, out, bias)
+
+
+def _per_channel(constraints: Constraints, node: Node, vector: Value | None, x: Value) -> Value | None:
+    return None if vector is None else reshaped(constraints, node, vector, (*vector.shape, *[1] * (len(x.shape) - 2)))
+
+
+@rule("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm")
+def layer_norm(
+    constraints: Constraints, node: Node, x: Value, shape: Sequence[int], weight: Any = None, bias: Any = None, *_: Any
+) -> Any:
+    """Layer norm over the last axes: units may change places. Root-mean-square norm subtracts no mean: signs pass."""
+    root_mean_square = "rms" in node.operation
+    stat = statistic(constraints, node, x, range(-len(shape), 0))
+    if not root_mean_square:
+        statistic(constraints, node, x, range(-len(shape), 0), sign=1)
+        for axis in range(len(x.shape) - len(shape), len(x.shape)):
+            constraints.pin(x, axis)  # a mean is taken along it; only the sign of all its entries together passes
+    x_hat = passing(constraints, node, [x], [(None, 1)])
+    out = _affine(constraints, node, x_hat, weight, bias if isinstance(bias, Value) else None)
+    if node.shape is not None:
+        return out
+    return (out, stat) if root_mean_square else (out, stat, stat)
+
+
+@rule("native_group_norm", "group_norm")
+def group_norm(constraints: Constraints, node: Node, x: Value, weight: Any, bias: Any, *rest: Any) -> Any:
+    """Channels are (groups, members): groups change places as blocks, members inside each group."""
+    groups = rest[3]
+    split_up = reshaped(constraints, node, x, (x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]))
+    stat = statistic(constraints, node, split_up, range(2, len(split_up.shape)))
+    statistic(constraints, node, split_up, range(2, len(split_up.shape)), sign=1)
+    for axis in range(2, len(split_up.shape)):
+        constraints.pin(split_up, axis)  # a mean is taken along it; only the sign of a whole group passes
+    x_hat = passing(constraints, node, [split_up], [(None, 1)])
+    joined = reshaped(constraints, node, x_hat, x.shape)
+    out = _affine(
+        constraints, node, joined, _per_channel(constraints, node, weight, x), _per_channel(constraints, node, bias, x)
+    )
+    return out, stat, stat
+
+
+@rule("_native_batch_norm_legit_no_training")
+def batch_norm(
+    constraints: Constraints,
+    node: Node,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    mean: Value,
+    variance: Value,
+    _: float,
+    epsilon: float,
+) -> Any:
+    """Batch norm in inference form: x, mean and sqrt(variance + epsilon) may be scaled together, unseen outside."""
+    letters = "abcdefgh"
+    labels = tuple(letters[axis] for axis in range(len(x.shape)))
+    constraints.settle(x, node)
+    channel = constraints.tie(constraints.tie(x.axes[1], mean.axes[0], node), variance.axes[0], node)
+    table = {**dict(zip(labels, x.axes, strict=True)), "b": channel}
+    constraints.relate(mean, ("b",), [Part(x, labels, 1, 1)], table)
+    constraints.means.add(mean.state_name)
+    if _moves_freely(node, variance):
+        constraints.variances[variance.state_name] = epsilon
+        constraints.relate(variance, ("b",), [Part(x, labels, 2, 0)], table)
+    else:
+        constraints.pin(x, kinds=("scale",))
+        constraints.pin(variance)
+    x_hat = passing(constraints, node, [x], [(0, 1)])
+    out = _affine(
+        constraints, node, x_hat, _per_channel(constraints, node, weight, x), _per_channel(constraints, node, bias, x)
+    )
+    return out, constraints.fixed((0,)), constraints.fixed((0,))
+
+
+def _moves_freely(node: Node, variance: Value) -> bool:
+    """A variance can be rescaled if it is in the state and every reader is a batch norm with the same epsilon."""
+    if not variance.state_name or variance.node is None:
+        return False
+    readers = variance.node.users
+    same = [
+        r.operation == node.operation and r.arguments[4] is variance.node and r.arguments[6] == node.arguments[6]
+        for r in readers
+    ]
+    return all(same)
+
+
+@rule("_native_batch_norm_legit", "_native_batch_norm_legit_functional", "native_batch_norm")
+def batch_statistics_norm(constraints: Constraints, node: Node, x: Value, weight: Any, bias: Any, *rest: Any) -> Any:
+    """Statistics of the data at hand (instance norm): signs of whole channels pass, scales do not (epsilon)."""
+    if node.operation != "aten._native_batch_norm_legit.no_stats":
+        for value in (x, weight, bias, *rest):
+            if isinstance(value, Value):
+                constraints.freeze(
+                    value, Reason("batch statistics with running averages have no rule", node, explained=False)
+                )
+        return constraints.fixed(x.shape), constraints.fixed((x.shape[1],)), constraints.fixed((x.shape[1],))
+    others = [axis for axis in range(len(x.shape)) if axis != 1]
+    for axis in others:
+        constraints.pin(x, axis)
+    stat = statistic(constraints, node, x, others)
+    statistic(constraints, node, x, others, sign=1)
+    x_hat = passing(constraints, node, [x], [(None, 1)])
+    out = _affine(
+        constraints, node, x_hat, _per_channel(constraints, node, weight, x), _per_channel(constraints, node, bias, x)
+    )
+    return out, stat, stat

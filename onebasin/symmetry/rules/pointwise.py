@@ -12,9 +12,9 @@ from fractions import Fraction
 from typing import Any
 
 from onebasin.symmetry.axes import Reason, Term, Uniform
+from onebasin.symmetry.constraints import Constraints, Part, Power, Value
 from onebasin.symmetry.rules.registry import RULES, rule
-from onebasin.symmetry.weave import Part, Power, Value, Weave
-from onebasin.trace import Node
+from onebasin.symmetry.trace import Node
 
 HALF = Fraction(1, 2)
 
@@ -44,11 +44,11 @@ PLAIN = (
 
 
 def broadcast(
-    weave: Weave, node: Node, operands: Sequence[Value]
+    constraints: Constraints, node: Node, operands: Sequence[Value]
 ) -> tuple[list[Term], list[tuple[str, ...]], dict[str, Term]]:
     """Tie the operands' axes, right-aligned; return the result's axes, each operand's labels, each label's term."""
     for operand in operands:
-        weave.settle(operand, node)
+        constraints.settle(operand, node)
     rank = max(len(operand.shape) for operand in operands)
     axes: list[Term] = []
     for position in range(rank):
@@ -57,7 +57,7 @@ def broadcast(
         size = next((t.size for t in terms if t.size != 1), 1)
         for candidate in terms:
             if candidate.size == size:
-                term = candidate if term is None else weave.tie(term, candidate, node)
+                term = candidate if term is None else constraints.tie(term, candidate, node)
         axes.append(term if term is not None else Uniform(size))
     labels = []
     for index, operand in enumerate(operands):
@@ -78,39 +78,43 @@ def tensors(*operands: Any) -> list[Value]:
     return [operand for operand in operands if isinstance(operand, Value)]
 
 
-def plain(weave: Weave, node: Node, *operands: Any, **options: Any) -> Value:
+def plain(constraints: Constraints, node: Node, *operands: Any, **options: Any) -> Value:
     """A function without scale or sign behaviour: it only keeps its operands in step."""
     values = tensors(*operands, *options.values())
-    return passing(weave, node, values, [(None, None)] * len(values))
+    return passing(constraints, node, values, [(None, None)] * len(values))
 
 
-def passing(weave: Weave, node: Node, operands: Sequence[Value], powers: Sequence[tuple[Power, Power]]) -> Value:
+def passing(
+    constraints: Constraints, node: Node, operands: Sequence[Value], powers: Sequence[tuple[Power, Power]]
+) -> Value:
     """Operands multiplied together, each raised to its powers of scale and sign."""
-    axes, labels, table = broadcast(weave, node, operands)
-    out = weave.value(axes, zero=any(x.zero and p[0] == 1 for x, p in zip(operands, powers, strict=True)), node=node)
+    axes, labels, table = broadcast(constraints, node, operands)
+    out = constraints.value(
+        axes, zero=any(x.zero and p[0] == 1 for x, p in zip(operands, powers, strict=True)), node=node
+    )
     parts = [Part(x, names, *power) for x, names, power in zip(operands, labels, powers, strict=True)]
-    weave.relate(out, [str(i) for i in range(len(axes))], parts, table)
+    constraints.relate(out, [str(i) for i in range(len(axes))], parts, table)
     return out
 
 
 def alike(
-    weave: Weave,
+    constraints: Constraints,
     node: Node,
     operands: Sequence[Value],
     powers: tuple[Power, Power] = (1, 1),
     beside: Sequence[Value] = (),
 ) -> Value:
     """Operands added or chosen between: all carry the exponents of the result; those `beside` are only kept in step."""
-    axes, labels, table = broadcast(weave, node, [*operands, *beside])
-    out = weave.value(axes, zero=all(operand.zero for operand in operands), node=node)
+    axes, labels, table = broadcast(constraints, node, [*operands, *beside])
+    out = constraints.value(axes, zero=all(operand.zero for operand in operands), node=node)
     for operand, names in zip(operands, labels, strict=False):
-        weave.relate(out, [str(i) for i in range(len(axes))], [Part(operand, names, *powers)], table)
+        constraints.relate(out, [str(i) for i in range(len(axes))], [Part(operand, names, *powers)], table)
     return out
 
 
 def _unary(scale: Power, sign: Power) -> Any:
-    def apply(weave: Weave, node: Node, x: Value, *_: Any, **__: Any) -> Value:
-        return passing(weave, node, [x], [(scale, sign)])
+    def apply(constraints: Constraints, node: Node, x: Value, *_: Any, **__: Any) -> Value:
+        return passing(constraints, node, [x], [(scale, sign)])
 
     return apply
 
@@ -122,61 +126,61 @@ for _name in PLAIN:
 
 
 @rule("clone", "alias", "detach", "contiguous", "lift_fresh_copy", "positive", "_conj")
-def copy(weave: Weave, node: Node, x: Value, *_: Any, **__: Any) -> Value:
+def copy(constraints: Constraints, node: Node, x: Value, *_: Any, **__: Any) -> Value:
     """The same entries."""
     return x
 
 
 @rule("_to_copy", "to")
-def convert(weave: Weave, node: Node, x: Value, *_: Any, **__: Any) -> Value:
+def convert(constraints: Constraints, node: Node, x: Value, *_: Any, **__: Any) -> Value:
     """A change of dtype or device; only one to a floating type keeps what the entries say."""
-    return x if node.dtype is not None and node.dtype.is_floating_point else plain(weave, node, x)
+    return x if node.dtype is not None and node.dtype.is_floating_point else plain(constraints, node, x)
 
 
 @rule("add", "sub", "rsub")
-def add(weave: Weave, node: Node, x: Any, y: Any, alpha: Any = 1, **_: Any) -> Value:
+def add(constraints: Constraints, node: Node, x: Any, y: Any, alpha: Any = 1, **_: Any) -> Value:
     """Sum or difference."""
     values = tensors(x, y)
     if len(values) == 2:
-        return alike(weave, node, values)
+        return alike(constraints, node, values)
     number = y if isinstance(x, Value) else x
-    return passing(weave, node, values, [(1, 1)]) if number == 0 else plain(weave, node, *values)
+    return passing(constraints, node, values, [(1, 1)]) if number == 0 else plain(constraints, node, *values)
 
 
 @rule("mul")
-def mul(weave: Weave, node: Node, x: Any, y: Any) -> Value:
+def mul(constraints: Constraints, node: Node, x: Any, y: Any) -> Value:
     """Product; multiplying by a number changes no exponent."""
     values = tensors(x, y)
-    out = passing(weave, node, values, [(1, 1)] * len(values))
+    out = passing(constraints, node, values, [(1, 1)] * len(values))
     out.zero |= any(isinstance(number, int | float) and number == 0 for number in (x, y))
     return out
 
 
 @rule("div", "true_divide")
-def div(weave: Weave, node: Node, x: Any, y: Any, rounding_mode: Any = None) -> Value:
+def div(constraints: Constraints, node: Node, x: Any, y: Any, rounding_mode: Any = None) -> Value:
     """Quotient."""
     if rounding_mode is not None:
-        return plain(weave, node, *tensors(x, y))
+        return plain(constraints, node, *tensors(x, y))
     powers: list[tuple[Power, Power]] = [(power, 1) for value, power in ((x, 1), (y, -1)) if isinstance(value, Value)]
-    return passing(weave, node, tensors(x, y), powers)
+    return passing(constraints, node, tensors(x, y), powers)
 
 
 @rule("pow")
-def power(weave: Weave, node: Node, x: Any, exponent: Any) -> Value:
+def power(constraints: Constraints, node: Node, x: Any, exponent: Any) -> Value:
     """A constant power; anything else has no exponents of its own."""
     if not isinstance(x, Value) or isinstance(exponent, Value):
-        return plain(weave, node, x, exponent)
+        return plain(constraints, node, x, exponent)
     if not math.isfinite(exponent):
-        return plain(weave, node, x)
+        return plain(constraints, node, x)
     scale = Fraction(exponent).limit_denominator(64)
     if float(scale) != float(exponent):
-        return plain(weave, node, x)
+        return plain(constraints, node, x)
     whole = scale.denominator == 1
-    return passing(weave, node, [x], [(scale, int(scale) % 2 if whole else None)])
+    return passing(constraints, node, [x], [(scale, int(scale) % 2 if whole else None)])
 
 
 @rule("clamp", "hardtanh", "clamp_min", "clamp_max", "relu6")
-def clamp(weave: Weave, node: Node, x: Value, low: Any = None, high: Any = None, **options: Any) -> Value:
+def clamp(constraints: Constraints, node: Node, x: Value, low: Any = None, high: Any = None, **options: Any) -> Value:
     """Clamping: at 0 from below it is relu, between -a and a it is odd."""
     name = node.short
     low, high = options.get("min", options.get("min_val", low)), options.get("max", options.get("max_val", high))
@@ -187,20 +191,20 @@ def clamp(weave: Weave, node: Node, x: Value, low: Any = None, high: Any = None,
     elif name == "relu6":
         low, high = 0, 6
     if isinstance(low, Value) or isinstance(high, Value):
-        return plain(weave, node, *tensors(x, low, high))
+        return plain(constraints, node, *tensors(x, low, high))
     one_sided = {(low, high if high is None or math.isfinite(high) else None)} & {(0, None), (None, 0)}
     odd = low is not None and high is not None and low == -high
-    return passing(weave, node, [x], [(1 if one_sided else None, 1 if odd else None)])
+    return passing(constraints, node, [x], [(1 if one_sided else None, 1 if odd else None)])
 
 
 @rule("maximum", "minimum", "fmax", "fmin")
-def extreme(weave: Weave, node: Node, x: Value, y: Value) -> Value:
+def extreme(constraints: Constraints, node: Node, x: Value, y: Value) -> Value:
     """The larger or smaller of two: both may be scaled together."""
-    return alike(weave, node, [x, y], (1, None))
+    return alike(constraints, node, [x, y], (1, None))
 
 
 @rule("eq", follows=True)
-def equal(weave: Weave, node: Node, x: Value, y: Any) -> Value:
+def equal(constraints: Constraints, node: Node, x: Value, y: Any) -> Value:
     """A comparison; positions against 0, 1, 2, ... along a new axis are a one-hot code: that axis holds their units."""
     if isinstance(y, Value) and (x.points is None) != (y.points is None):
         index, count = (x, y) if x.points is not None else (y, x)
@@ -208,32 +212,32 @@ def equal(weave: Weave, node: Node, x: Value, y: Any) -> Value:
         wide = next((len(count.shape) - axis for axis, size in enumerate(count.shape) if size > 1), 0)
         alone = wide and (len(index.shape) < wide or index.shape[-wide] == 1)
         if count.counts and alone and index.points.size == count.shape[-wide]:
-            weave.value([index.points], node=node)  # as in a lookup: no fibres
-            code = weave.value([index.points, *[Uniform(1)] * (wide - 1)], node=node)
-            return passing(weave, node, [index, code], [(0, 0), (None, None)])
+            constraints.value([index.points], node=node)  # as in a lookup: no fibres
+            code = constraints.value([index.points, *[Uniform(1)] * (wide - 1)], node=node)
+            return passing(constraints, node, [index, code], [(0, 0), (None, None)])
     for value in tensors(x, y):
-        weave.expose(value, Reason("its units are told by their position", node))
-    return compare(weave, node, x, y)
+        constraints.expose(value, Reason("its units are told by their position", node))
+    return compare(constraints, node, x, y)
 
 
 @rule("gt", "lt", "ge", "le", "ne")
-def compare(weave: Weave, node: Node, x: Value, y: Any) -> Value:
+def compare(constraints: Constraints, node: Node, x: Value, y: Any) -> Value:
     """A comparison; with the number 0 its outcome does not depend on positive scales."""
     if isinstance(y, Value) or y != 0:
-        return plain(weave, node, x, y)
+        return plain(constraints, node, x, y)
     even = node.short in ("eq", "ne")
-    return passing(weave, node, [x], [(0, 0 if even else None)])
+    return passing(constraints, node, [x], [(0, 0 if even else None)])
 
 
 @rule("native_dropout")
-def dropout(weave: Weave, node: Node, x: Value, *_: Any) -> tuple[Value, Value]:
+def dropout(constraints: Constraints, node: Node, x: Value, *_: Any) -> tuple[Value, Value]:
     """Dropout that is always on: the mask is drawn by position, so units stay where they are; factors pass."""
-    mask = weave.fixed(x.shape, node, Reason("it meets random numbers, which are drawn by position", node))
-    return passing(weave, node, [x, mask], [(1, 1), (0, 0)]), mask
+    mask = constraints.fixed(x.shape, node, Reason("it meets random numbers, which are drawn by position", node))
+    return passing(constraints, node, [x, mask], [(1, 1), (0, 0)]), mask
 
 
 @rule("where")
-def where(weave: Weave, node: Node, condition: Value, x: Value, y: Value) -> Value:
+def where(constraints: Constraints, node: Node, condition: Value, x: Value, y: Value) -> Value:
     """A choice between two tensors; the condition itself carries no factor."""
-    weave.pin(condition)
-    return alike(weave, node, [x, y], beside=[condition])
+    constraints.pin(condition)
+    return alike(constraints, node, [x, y], beside=[condition])

@@ -6,41 +6,41 @@ from collections.abc import Sequence
 from typing import Any
 
 from onebasin.symmetry.axes import Fixed, Reason, Uniform
+from onebasin.symmetry.constraints import Constraints, Part, Power, Value
 from onebasin.symmetry.rules.pointwise import passing, plain
 from onebasin.symmetry.rules.registry import rule
-from onebasin.symmetry.weave import Part, Power, Value, Weave
-from onebasin.trace import Node
+from onebasin.symmetry.trace import Node
 
 
 def reduced(
-    weave: Weave, node: Node, x: Value, dims: Any, keep: bool = False, powers: tuple[Power, Power] = (1, 1)
+    constraints: Constraints, node: Node, x: Value, dims: Any, keep: bool = False, powers: tuple[Power, Power] = (1, 1)
 ) -> Value:
     """Reduce `dims` (None: all); surviving axes pass factors with `powers`, reduced ones must carry none."""
-    weave.settle(x, node)
+    constraints.settle(x, node)
     rank = len(x.shape)
     gone = _axes(dims, rank)
     labels = tuple(str(axis) for axis in range(rank))
     for axis in gone:
-        weave.pin(x, axis)
+        constraints.pin(x, axis)
     kept = [axis for axis in range(rank) if axis not in gone]
-    out = weave.value([x.axes[axis] for axis in kept], zero=x.zero and powers[0] == 1, node=node)
-    weave.relate(
+    out = constraints.value([x.axes[axis] for axis in kept], zero=x.zero and powers[0] == 1, node=node)
+    constraints.relate(
         out, [labels[axis] for axis in kept], [Part(x, labels, *powers)], dict(zip(labels, x.axes, strict=True))
     )
     if not keep:
         return out
-    stretched = weave.value(
+    stretched = constraints.value(
         [Uniform(1) if axis in gone else x.axes[axis] for axis in range(rank)], zero=out.zero, node=node
     )
     names = [labels[axis] if axis in kept else f"one {axis}" for axis in range(rank)]
     table = dict(zip(names, stretched.axes, strict=True))
-    weave.relate(stretched, names, [Part(out, tuple(labels[axis] for axis in kept))], table)
+    constraints.relate(stretched, names, [Part(out, tuple(labels[axis] for axis in kept))], table)
     return stretched
 
 
-def beside(weave: Weave, node: Node, x: Value) -> Value:
+def beside(constraints: Constraints, node: Node, x: Value) -> Value:
     """A tensor without factors that moves with x: indices of largest entries, counts, masks."""
-    return passing(weave, node, [x], [(0, 0)])
+    return passing(constraints, node, [x], [(0, 0)])
 
 
 def _axes(dims: Any, rank: int) -> list[int]:
@@ -50,29 +50,33 @@ def _axes(dims: Any, rank: int) -> list[int]:
 
 
 @rule("sum", "mean", "nansum")
-def total(weave: Weave, node: Node, x: Value, dims: Any = None, keepdim: bool = False, **options: Any) -> Value:
+def total(
+    constraints: Constraints, node: Node, x: Value, dims: Any = None, keepdim: bool = False, **options: Any
+) -> Value:
     """Sum or mean."""
-    return reduced(weave, node, x, options.get("dim", dims), keepdim)
+    return reduced(constraints, node, x, options.get("dim", dims), keepdim)
 
 
 @rule("amax", "amin")
-def extreme(weave: Weave, node: Node, x: Value, dims: Any = None, keepdim: bool = False) -> Value:
+def extreme(constraints: Constraints, node: Node, x: Value, dims: Any = None, keepdim: bool = False) -> Value:
     """Largest or smallest entry."""
-    return reduced(weave, node, x, dims, keepdim, (1, None))
+    return reduced(constraints, node, x, dims, keepdim, (1, None))
 
 
 @rule("max", "min")
-def extreme_with_position(weave: Weave, node: Node, x: Value, dim: Any = None, keepdim: bool = False) -> Any:
+def extreme_with_position(
+    constraints: Constraints, node: Node, x: Value, dim: Any = None, keepdim: bool = False
+) -> Any:
     """Largest or smallest entry, with its position if a dimension is given: then the order along it matters."""
     if isinstance(dim, Value):
-        return plain(weave, node, x, dim)
-    out = reduced(weave, node, x, dim, keepdim, (1, None))
+        return plain(constraints, node, x, dim)
+    out = reduced(constraints, node, x, dim, keepdim, (1, None))
     if dim is None:
         return out
-    return out, positions(weave, node, x, dim, beside(weave, node, out))
+    return out, positions(constraints, node, x, dim, beside(constraints, node, out))
 
 
-def positions(weave: Weave, node: Node, x: Value, dim: int, index: Value) -> Value:
+def positions(constraints: Constraints, node: Node, x: Value, dim: int, index: Value) -> Value:
     """Say that `index` holds positions along an axis of x, found by comparing its entries.
 
     Where entries are equal (zeros behind a relu) the place decides, and the units are rigid if the positions are used.
@@ -80,7 +84,9 @@ def positions(weave: Weave, node: Node, x: Value, dim: int, index: Value) -> Val
     index.points = x.axes[dim]
     read = node.users if node.shape is not None else [u for g in node.users if g.arguments[1] == 1 for u in g.users]
     if read and not differ(x.node, dim % len(x.shape) == len(x.shape) - 1):
-        weave.expose(index, Reason("the positions of its largest entries are used, and entries may be equal", node))
+        constraints.expose(
+            index, Reason("the positions of its largest entries are used, and entries may be equal", node)
+        )
     return index
 
 
@@ -129,17 +135,19 @@ def differ(node: Node | None, last: bool) -> bool:
 
 
 @rule("argmax", "argmin")
-def position_of_extreme(weave: Weave, node: Node, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+def position_of_extreme(
+    constraints: Constraints, node: Node, x: Value, dim: Any = None, keepdim: bool = False
+) -> Value:
     """Position of the largest or smallest entry: positive factors along the other axes make no difference."""
     if dim is None or not x.shape:
-        weave.freeze(x, Reason("the position of its largest entry is used", node))
-        return weave.fixed(node.shape or ())
+        constraints.freeze(x, Reason("the position of its largest entry is used", node))
+        return constraints.fixed(node.shape or ())
     dim %= len(x.shape)
-    return positions(weave, node, x, dim, reduced(weave, node, x, dim, keepdim, (0, None)))
+    return positions(constraints, node, x, dim, reduced(constraints, node, x, dim, keepdim, (0, None)))
 
 
 @rule("sort", "topk")
-def order_statistics(weave: Weave, node: Node, x: Value, *rest: Any, **options: Any) -> Any:
+def order_statistics(constraints: Constraints, node: Node, x: Value, *rest: Any, **options: Any) -> Any:
     """The largest entries in order, and where they were: a symmetric function of the entries along an axis."""
     if node.short == "topk":
         given = dict(zip(("k", "dim", "largest", "sorted"), rest, strict=False)) | options
@@ -148,92 +156,103 @@ def order_statistics(weave: Weave, node: Node, x: Value, *rest: Any, **options: 
         rest = rest[1:] if node.operation.endswith("stable") and len(rest) > 1 else rest
         dim, ordered = options.get("dim", rest[0] if rest else -1), True
         count = x.shape[dim] if x.shape else 1
-    weave.settle(x, node)
+    constraints.settle(x, node)
     if not x.shape or not ordered:
-        weave.freeze(x, Reason("its largest entries are used in no certain order", node))
-        made = weave.fixed(tuple(count if a == dim % len(x.shape) else n for a, n in enumerate(x.shape)))
-        return made, weave.fixed(made.shape)
+        constraints.freeze(x, Reason("its largest entries are used in no certain order", node))
+        made = constraints.fixed(tuple(count if a == dim % len(x.shape) else n for a, n in enumerate(x.shape)))
+        return made, constraints.fixed(made.shape)
     dim %= len(x.shape)
-    weave.pin(x, dim)
+    constraints.pin(x, dim)
     axes = [Fixed(count) if axis == dim else term for axis, term in enumerate(x.axes)]
     labels = tuple(str(axis) for axis in range(len(axes)))
     names = ["rank" if axis == dim else label for axis, label in enumerate(labels)]
     table = {**dict(zip(labels, x.axes, strict=True)), "rank": axes[dim]}
-    out = weave.value(axes, zero=x.zero, node=node)
-    weave.relate(out, names, [Part(x, labels, 1, None)], table)
-    index = positions(weave, node, x, dim, beside(weave, node, out))
+    out = constraints.value(axes, zero=x.zero, node=node)
+    constraints.relate(out, names, [Part(x, labels, 1, None)], table)
+    index = positions(constraints, node, x, dim, beside(constraints, node, out))
     index.distinct = dim
     return out, index
 
 
 @rule("any", "all", "prod", "logsumexp")
-def without_factors(weave: Weave, node: Node, x: Value, dims: Any = None, keepdim: bool = False, **_: Any) -> Value:
+def without_factors(
+    constraints: Constraints, node: Node, x: Value, dims: Any = None, keepdim: bool = False, **_: Any
+) -> Value:
     """Reductions that no factor passes through."""
-    return reduced(weave, node, x, dims, keepdim, (None, None))
+    return reduced(constraints, node, x, dims, keepdim, (None, None))
 
 
 @rule("var", "std")
-def spread(weave: Weave, node: Node, x: Value, dims: Any = None, *_: Any, keepdim: bool = False, **__: Any) -> Value:
+def spread(
+    constraints: Constraints, node: Node, x: Value, dims: Any = None, *_: Any, keepdim: bool = False, **__: Any
+) -> Value:
     """Variance or standard deviation: even, of degree 2 or 1."""
     return reduced(
-        weave, node, x, dims if not isinstance(dims, bool) else None, keepdim, (2 if "var" in node.operation else 1, 0)
+        constraints,
+        node,
+        x,
+        dims if not isinstance(dims, bool) else None,
+        keepdim,
+        (2 if "var" in node.operation else 1, 0),
     )
 
 
 @rule("var_mean", "std_mean")
 def spread_and_mean(
-    weave: Weave, node: Node, x: Value, dims: Any = None, *_: Any, keepdim: bool = False, **__: Any
+    constraints: Constraints, node: Node, x: Value, dims: Any = None, *_: Any, keepdim: bool = False, **__: Any
 ) -> Any:
     """Variance and mean."""
-    return reduced(weave, node, x, dims, keepdim, (2 if "var" in node.operation else 1, 0)), reduced(
-        weave, node, x, dims, keepdim
+    return reduced(constraints, node, x, dims, keepdim, (2 if "var" in node.operation else 1, 0)), reduced(
+        constraints, node, x, dims, keepdim
     )
 
 
 @rule("linalg_vector_norm", "norm")
 def norm(
-    weave: Weave, node: Node, x: Value, order: Any = 2, dims: Any = None, keepdim: bool = False, **_: Any
+    constraints: Constraints, node: Node, x: Value, order: Any = 2, dims: Any = None, keepdim: bool = False, **_: Any
 ) -> Value:
     """A vector norm: of degree 1 and, being a function of |x|, even in the sign of each entry."""
     if order == 0:
-        return reduced(weave, node, x, dims, keepdim, (None, None))
-    absolute = passing(weave, node, [x], [(1, 0)])
-    return reduced(weave, node, absolute, dims, keepdim)
+        return reduced(constraints, node, x, dims, keepdim, (None, None))
+    absolute = passing(constraints, node, [x], [(1, 0)])
+    return reduced(constraints, node, absolute, dims, keepdim)
 
 
 @rule("_softmax", "_log_softmax", "softmax", "log_softmax", "_safe_softmax")
-def softmax(weave: Weave, node: Node, x: Value, dim: int, *_: Any) -> Value:
+def softmax(constraints: Constraints, node: Node, x: Value, dim: int, *_: Any) -> Value:
     """Entries compete along an axis: they may change places, but carry no factors."""
-    statistic(weave, node, x, [dim])
-    return plain(weave, node, x)
+    statistic(constraints, node, x, [dim])
+    return plain(constraints, node, x)
 
 
-def statistic(weave: Weave, node: Node, x: Value, dims: Sequence[int], sign: Power = 0) -> Value:
+def statistic(constraints: Constraints, node: Node, x: Value, dims: Sequence[int], sign: Power = 0) -> Value:
     """Note that something is computed for each index of the other axes: what is inside `dims` must stay inside.
 
     A mean changes its sign with x (`sign` 1): then all that is inside has one sign.
     """
-    weave.settle(x, node)
+    constraints.settle(x, node)
     gone = [dim % len(x.shape) for dim in dims] if x.shape else []
     kept = [axis for axis in range(len(x.shape)) if axis not in gone]
-    out = weave.value([x.axes[axis] for axis in kept], node=node)
+    out = constraints.value([x.axes[axis] for axis in kept], node=node)
     labels = tuple(str(axis) for axis in range(len(x.shape)))
-    weave.relate(out, [labels[a] for a in kept], [Part(x, labels, 0, sign)], dict(zip(labels, x.axes, strict=True)))
+    constraints.relate(
+        out, [labels[a] for a in kept], [Part(x, labels, 0, sign)], dict(zip(labels, x.axes, strict=True))
+    )
     return out
 
 
 @rule("cumsum")
-def cumulative_sum(weave: Weave, node: Node, x: Value, dim: int, **_: Any) -> Value:
+def cumulative_sum(constraints: Constraints, node: Node, x: Value, dim: int, **_: Any) -> Value:
     """Running sums: the order along the axis matters."""
-    weave.settle(x, node)
+    constraints.settle(x, node)
     dim %= len(x.shape)
-    weave.rigid(x, dim, Reason("running sums are taken along it", node))
-    weave.pin(x, dim)
-    statistic(weave, node, x, [dim])
+    constraints.rigid(x, dim, Reason("running sums are taken along it", node))
+    constraints.pin(x, dim)
+    statistic(constraints, node, x, [dim])
     axes = [Fixed(term.size) if axis == dim else term for axis, term in enumerate(x.axes)]
-    out = weave.value(axes, zero=x.zero, node=node)
+    out = constraints.value(axes, zero=x.zero, node=node)
     labels = tuple(str(axis) for axis in range(len(x.shape)))
     names = ["running" if axis == dim else label for axis, label in enumerate(labels)]
     table = {**dict(zip(labels, x.axes, strict=True)), "running": axes[dim]}
-    weave.relate(out, names, [Part(x, labels)], table)
+    constraints.relate(out, names, [Part(x, labels)], table)
     return out

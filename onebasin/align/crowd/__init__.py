@@ -1,1 +1,0 @@
-"""Many networks: one frame for all."""

@@ -1,1 +1,0 @@
-"""Normal forms without a reference."""

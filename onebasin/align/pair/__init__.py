@@ -1,1 +1,0 @@
-"""Two networks: which element brings one onto the other?"""

@@ -1,1 +1,0 @@
-"""Positive scales: the lightest network of an orbit, and how scales are distributed on it."""

@@ -1,1 +1,0 @@
-"""What units do: activations read, compared and matched."""

@@ -1,0 +1,59 @@
+"""Choosing among equal functions: match, align, balance, canonicalise, and what lies between networks."""
+
+from onebasin.alignment.activations import KINDS, ActivationMatch, match_activations
+from onebasin.alignment.align import ALIGN_SCALES, REFERENCES, Alignment, align, shard_bytes
+from onebasin.alignment.assign import Assignment, SpacePlacement, Vertex
+from onebasin.alignment.balance import balance
+from onebasin.alignment.barrier import BarrierReport, barrier, barrier_report
+from onebasin.alignment.canonical import FORM, FORM_SCALES, ORDERS, canonicalise
+from onebasin.alignment.exchangeability import Exchangeability, Persistence, exchangeability, persistence, uniformity
+from onebasin.alignment.journal import journal_of
+from onebasin.alignment.layout import BlockLayout
+from onebasin.alignment.mass import imbalance
+from onebasin.alignment.match import MATCH_SCALES, Match, match, weights_of
+from onebasin.alignment.merge import merge, own_statistics
+from onebasin.alignment.search import Overlap, polish, search
+from onebasin.alignment.transpositions import Transpositions, element_with, expected_transpositions, transpositions
+
+__all__ = [
+    "ALIGN_SCALES",
+    "FORM",
+    "FORM_SCALES",
+    "KINDS",
+    "MATCH_SCALES",
+    "ORDERS",
+    "REFERENCES",
+    "ActivationMatch",
+    "Alignment",
+    "Assignment",
+    "BarrierReport",
+    "BlockLayout",
+    "Exchangeability",
+    "Match",
+    "Overlap",
+    "Persistence",
+    "SpacePlacement",
+    "Transpositions",
+    "Vertex",
+    "align",
+    "balance",
+    "barrier",
+    "barrier_report",
+    "canonicalise",
+    "element_with",
+    "exchangeability",
+    "expected_transpositions",
+    "imbalance",
+    "journal_of",
+    "match",
+    "match_activations",
+    "merge",
+    "own_statistics",
+    "persistence",
+    "polish",
+    "search",
+    "shard_bytes",
+    "transpositions",
+    "uniformity",
+    "weights_of",
+]

@@ -1,0 +1,608 @@
+"""Matching by activations: units that do the same on the same data belong together.
+
+Unlike weights, activations of one space do not depend on the order of the others, so each space (with all that hangs
+on it) is one exact assignment on its cross-covariance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.alignment.assign import Assignment, Vertex
+from onebasin.alignment.layout import BlockLayout
+from onebasin.errors import InputError, SymmetryError
+from onebasin.functional import Activations, Call, Exponents, Inputs, Reader, Tap, batches, call_arguments
+from onebasin.state import State, as_spec, as_state, check_finite
+from onebasin.symmetry import Element, ExpandedElement, Leg, Space, Symmetry, labels, sources
+
+# ----------------------------------------------------------------------
+# Where the activations of each space are read, and how they move.
+
+
+TOLERANCE = 0.05  # relative error from which samples count as mixed: rounding stays far below, mixing comes near 1
+
+Numbers = dict[int, Tensor]
+"""Tensor axis -> what each position adds to the number of a column, -1 where the space does not stand."""
+
+
+class Senses:
+    """Reads the activations of networks of one architecture, as far as they move by the rule above."""
+
+    def __init__(self, model: nn.Module, symmetry: Symmetry, settled: Collection[str] = ()) -> None:
+        """Prepare the taps; units of the spaces `settled` count as positions."""
+        fixed = {symmetry[name].name for name in settled}
+        self.symmetry = symmetry
+        self.free = [space.name for space in symmetry.spaces if space.name not in fixed]
+        made, self.movers = taps(symmetry, _shapes(model, symmetry), fixed)
+        self.reader = Reader(model, made)
+        self.mixed: dict[str, str] | None = None
+
+    def of(self, state: Mapping[str, Tensor]) -> Callable[[Call], Activations]:
+        """A function that reads one network; whatever is read first also serves the experiment."""
+        read = self.reader.of(state)
+
+        def one(call: Call) -> Activations:
+            found = read(call)
+            if self.mixed is None:
+                self.mixed = self._experiment(state, call, found)
+            missing = {name: self._reason(name) for name in self.movers if name not in found.parts} | self.mixed
+            return Activations({name: parts for name, parts in found.parts.items() if name not in missing}, missing)
+
+        return one
+
+    def _reason(self, name: str) -> str:
+        if not self.movers[name]:
+            return "no product or convolution with its weights shows all its units"
+        others = ", ".join(sorted(self.movers[name]))
+        return (
+            f"its units are not seen apart from {others}: match it through these, or name them as settled once aligned"
+        )
+
+    def _experiment(self, state: Mapping[str, Tensor], call: Call, before: Activations) -> dict[str, str]:
+        """Move everything that is free, and see whether the activations move as they should."""
+        element = _stirring(self.symmetry, self.free)
+        after = self.reader.of(self.symmetry.apply(element, state))(call).values
+        wrong = {}
+        for name, expected in transformed(before, self.symmetry, element).values.items():
+            alike = name in after and after[name].shape == expected.shape
+            if not alike or float((after[name] - expected).norm()) > TOLERANCE * float(expected.norm()):
+                wrong[name] = "its samples run over units of other spaces: align those first, and name them as settled"
+        return wrong
+
+
+def transformed(read: Activations, symmetry: Symmetry, element: Element) -> Activations:
+    """The activations of g.w from those of w, without running the network."""
+    wide = ExpandedElement(symmetry, element)
+    made: dict[str, dict[Exponents, Tensor]] = {}
+    for number, space in enumerate(symmetry.spaces):
+        source = sources(wide, number)[0]
+        for exponents, samples in read.parts.get(space.name, {}).items():
+            factor = _factor(wide, space, exponents).to(samples)
+            made.setdefault(space.name, {})[exponents] = samples[:, source.to(samples.device)] * factor
+    return Activations(made, read.missing)
+
+
+def _factor(wide: ExpandedElement, space: Space, exponents: Exponents) -> Tensor:
+    """What the columns (copies * size,) of a space are multiplied with: powers of its own and its parents' factors."""
+    numbers = {other.name: number for number, other in enumerate(wide.symmetry.spaces)}
+    sizes = [*[size for _, size in space.parents], space.size]
+    index = torch.unravel_index(torch.arange(space.copies * space.size), sizes)
+    places = dict(zip([*[name for name, _ in space.parents], space.name], index, strict=True))
+    made = torch.ones(space.copies * space.size, dtype=torch.float64)
+    for name, powers in exponents:
+        other = wide.symmetry.spaces[numbers[name]]
+        column = torch.zeros_like(index[0])
+        for axis, size in (*other.parents, (name, other.size)):
+            column = column * size + places[axis]
+        for table, power in zip(wide.factors[numbers[name]], powers, strict=True):
+            made = made * table.reshape(-1)[column] ** power
+    return made
+
+
+def _stirring(symmetry: Symmetry, names: Collection[str]) -> Element:
+    """An element that moves every unit of some spaces and flips every other sign; scales stay."""
+    still = symmetry.identity()
+    factors = {name: table.clone() for name, table in still.factors.items()}
+    for space in symmetry.spaces:
+        for number, kind in enumerate(space.generators):
+            if space.name in names and kind.endswith("sign"):
+                factors[space.name][number, ..., ::2] = -1
+    return Element({name: order.roll(int(name in names), -1) for name, order in still.orders.items()}, factors)
+
+
+# ---------------------------------------------------------------------- taps
+
+
+@dataclass(frozen=True, eq=False)
+class _Stand:
+    """A leg of a space, with the numbers that give the column of each entry."""
+
+    space: Space
+    leg: Leg
+    numbers: Numbers
+
+    def mixers(self, others: Iterable[_Stand], axis: int) -> list[str]:
+        """The other spaces that tell entries of one of our columns apart along an axis."""
+        own = self.numbers.get(axis)
+        return [other.space.name for other in others if axis in other.numbers and _splits(other.numbers[axis], own)]
+
+    def under(self, other: _Stand) -> bool:
+        """Whether factors of another space act on our units."""
+        if other.leg.axis != self.leg.axis or not any(other.leg.powers):
+            return False
+        return bool(((self.numbers[self.leg.axis] >= 0) & (other.numbers[self.leg.axis] >= 0)).any())
+
+
+def _shapes(model: nn.Module, symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors that spaces touch, if they are those of the symmetry."""
+    held = {name: tensor.shape for name, tensor in as_spec(model).items()}
+    for name in symmetry.legs_of:
+        if name not in held or held[name] != tuple(symmetry.shapes.get(name, held[name])):
+            found = f"is {held[name]}" if name in held else "does not exist"
+            raise SymmetryError(
+                f"tensor {name!r}, which this symmetry moves, {found} in {type(model).__name__}: give the Symmetry of "
+                "this model, as `discover` finds it"
+            )
+    return held
+
+
+def taps(
+    symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]], settled: Collection[str]
+) -> tuple[list[Tap], dict[str, set[str]]]:
+    """Every place where activations might be read, and for each space the others that stand in the way."""
+    made: list[Tap] = []
+    movers: dict[str, set[str]] = {space.name: set() for space in symmetry.spaces}
+    for tensor, legs in symmetry.legs_of.items():
+        shape = shapes[tensor]
+        stands = [_Stand(symmetry.spaces[n], leg, _numbers(symmetry.spaces[n], leg, shape)) for n, leg in legs]
+        for stand in stands:
+            space, leg = stand.space, stand.leg
+            others = [other for other in stands if other.space is not space and other.space.name not in settled]
+            above = [other for other in others if stand.under(other)]
+            strange = {other.space.name for other in above} - set(dict(space.parents))
+            movers[space.name] |= strange | set(stand.mixers(others, leg.axis))
+            if strange:
+                continue  # a column does not tell which of their factors it has
+            mixed = frozenset(axis for axis in range(len(shape)) if stand.mixers(others, axis))
+            acting = [*([] if space.name in settled else [stand]), *above]
+            read, written = (tuple((s.space.name, _powers(s.space, s.leg, side)) for s in acting) for side in (-1, 1))
+            columns, parts = space.copies * space.size, tuple(stand.numbers.items())
+            made.append(Tap(space.name, columns, tensor, shape, leg.axis, parts, mixed, read, written))
+    return made, movers
+
+
+def _numbers(space: Space, leg: Leg, shape: tuple[int, ...]) -> Numbers:
+    """Column of an entry = sum over axes of these numbers, in the order (parents..., unit)."""
+    grids, stride = [(leg.grid, 1)], space.size
+    for (_, size), grid in reversed(list(zip(space.parents, leg.over, strict=True))):
+        grids.append((grid, stride))
+        stride *= size
+    numbers: Numbers = {}
+    for grid, step in [*grids, *[(grid, 0) for grid in leg.within]]:
+        label = labels(grid, shape[grid.axis])
+        old = numbers.get(grid.axis, torch.zeros_like(label))
+        numbers[grid.axis] = torch.where((label < 0) | (old < 0), -1, old + step * label)
+    return numbers
+
+
+def _powers(space: Space, leg: Leg, side: int) -> tuple[int, ...]:
+    """Exponents of what is written (side 1) or read (side -1); those of signs are 0 or 1."""
+    pairs = zip(space.generators, leg.powers, strict=True)
+    return tuple(power % 2 if kind.endswith("sign") else side * power for kind, power in pairs)
+
+
+def _splits(other: Tensor, own: Tensor | None) -> bool:
+    """Whether positions along an axis with the same number of our own differ in that of another space."""
+    own = torch.zeros_like(other) if own is None else own
+    pairs = torch.stack([own, other])[:, own >= 0]
+    return len(pairs.unique(dim=1).mT) > len(pairs[0].unique())
+
+
+# ----------------------------------------------------------------------
+# How the activations of two networks go together on the same data: what activation matching maximises.
+
+
+KINDS = ("uncentred", "centred", "correlation")
+BATCH = 1000
+ROUNDING = 32  # a spread of so many units in the last place of the mean is none
+Data = Inputs | Iterable[Inputs]
+
+
+@dataclass(frozen=True, eq=False)
+class CrossCovariance:
+    """How the units of two networks go together.
+
+    Attributes:
+        matrices: space name -> C (columns, columns) in float64 over all samples; rows are units of the first network,
+            columns of the second, each numbered copy * size + unit.
+        parts: the same by the exponents with which the samples transform: readers behind different norms see different
+            signs, and whoever searches for signs must not add up their matrices.
+        samples: space name -> number of samples.
+        missing: space name -> why there is no matrix.
+    """
+
+    matrices: Mapping[str, Tensor]
+    parts: Mapping[str, Mapping[Exponents, Tensor]]
+    samples: Mapping[str, int]
+    missing: Mapping[str, str]
+
+
+def activations(
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    inputs: Data,
+    *,
+    batch: int = BATCH,
+    settled: Collection[str] = (),
+) -> Activations:
+    """Read the activations of every space, (samples, copies * size) each.
+
+    Args:
+        model: the function; left exactly as it was, and run in evaluation mode.
+        state: one network.
+        symmetry: of this model.
+        inputs: a tensor, a tuple of positional or a dict of keyword inputs, cut into batches; or any other iterable
+            (a list, a loader), each item of which is one batch of such inputs.
+        batch: largest number of examples in one pass.
+        settled: spaces that are aligned already, so that their units count as positions.
+    """
+    return gathered(Senses(model, symmetry, settled).of(state), inputs, batch=batch)
+
+
+def gathered(read: Callable[[Call], Activations], inputs: Data, *, batch: int = BATCH) -> Activations:
+    """Run a network, by the function that reads it, on all batches, and join what was read."""
+    found: dict[str, dict[Exponents, list[Tensor]]] = {}
+    missing: dict[str, str] = {}
+    for one in map(read, _calls(inputs, batch)):
+        missing |= one.missing
+        for name, exponents, samples in ((n, e, s) for n, parts in one.parts.items() for e, s in parts.items()):
+            found.setdefault(name, {}).setdefault(exponents, []).append(samples)
+    kept = {name: parts for name, parts in found.items() if name not in missing}
+    return Activations({name: {e: torch.cat(s) for e, s in parts.items()} for name, parts in kept.items()}, missing)
+
+
+def cross_covariance(
+    model: nn.Module,
+    a: Mapping[str, Tensor],
+    b: Mapping[str, Tensor],
+    symmetry: Symmetry,
+    inputs: Data,
+    *,
+    kind: str = "uncentred",
+    batch: int = BATCH,
+    settled: Collection[str] = (),
+) -> CrossCovariance:
+    """Stream C[i, j] = sum over samples x of a_i(x) b_j(x), in one pass over the inputs.
+
+    Args:
+        model: as in `activations`; so are symmetry, inputs, batch and settled.
+        a: the first network.
+        b: the second network.
+        symmetry: of this model.
+        inputs: both networks see the same batches.
+        kind: "uncentred" as above; "centred" with the means over all samples taken off; "correlation", from -1 to 1,
+            and 0 for units that do not change.
+        batch: largest number of examples in one pass.
+        settled: spaces that are aligned already.
+
+    Raises:
+        SpecError: a state is not one of this model.
+        InputError: there are no inputs, the model cannot be called with them, or activations are not finite.
+    """
+    senses = Senses(model, symmetry, settled)
+    first, second = senses.of(a), senses.of(b)
+    return _streamed(((first(call), second(call)) for call in _calls(inputs, batch)), kind)
+
+
+class Reference:
+    """A fixed network whose activations are kept: comparing it with N networks takes N passes and not 2N."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        state: Mapping[str, Tensor],
+        symmetry: Symmetry,
+        inputs: Data,
+        *,
+        batch: int = BATCH,
+        settled: Collection[str] = (),
+    ) -> None:
+        """Run the network once, and keep inputs and activations in memory; arguments as in `activations`."""
+        self._senses = Senses(model, symmetry, settled)
+        self._calls = list(_calls(inputs, batch))
+        self._read = [*map(self._senses.of(state), self._calls)]
+
+    def covariance(self, other: Mapping[str, Tensor], *, kind: str = "uncentred") -> CrossCovariance:
+        """`cross_covariance` with the reference as the first network and `other` as the second."""
+        return _streamed(zip(self._read, map(self._senses.of(other), self._calls), strict=True), kind)
+
+
+def _calls(inputs: Data, batch: int) -> Iterator[Call]:
+    """Arguments of one pass after another."""
+    if isinstance(inputs, Tensor | tuple | Mapping):
+        yield from (call for _, call in batches(inputs, batch))
+        return
+    if not isinstance(inputs, Iterable):
+        raise InputError(
+            f"inputs must be a tensor, a tuple, a dict or an iterable of batches, found {type(inputs).__name__}: "
+            "wrap what the model is called with"
+        )
+    empty = True
+    for item in inputs:
+        empty = False
+        yield call_arguments(item)
+    if empty:
+        raise InputError("expected at least one batch of inputs, found none: an iterator can be used only once")
+
+
+def _streamed(pairs: Iterable[tuple[Activations, Activations]], kind: str) -> CrossCovariance:
+    if kind not in KINDS:
+        raise InputError(f"kind must be one of {', '.join(KINDS)}, found {kind!r}")
+    sums: dict[str, dict[Exponents, _Sums]] = {}
+    missing: dict[str, str] = {}
+    for one, other in pairs:
+        missing |= {**one.missing, **other.missing}
+        for name, parts in one.parts.items():
+            theirs = other.parts.get(name, {})
+            if {e: len(s) for e, s in parts.items()} != {e: len(s) for e, s in theirs.items()}:
+                missing[name] = "the two networks show different samples of it for the same inputs"
+            for exponents, samples in parts.items() if name not in missing else ():
+                _check_finite(name, samples, theirs[exponents])
+                held = sums.setdefault(name, {}).setdefault(exponents, _Sums())
+                held.add(samples, theirs[exponents], centred=kind != "uncentred")
+    kept = {name: parts for name, parts in sums.items() if name not in missing}
+    return CrossCovariance(
+        {name: _matrix(list(parts.values()), kind) for name, parts in kept.items()},
+        {name: {e: _matrix([held], kind) for e, held in parts.items()} for name, parts in kept.items()},
+        {name: sum(held.count for held in parts.values()) for name, parts in kept.items()},
+        missing,
+    )
+
+
+def _matrix(held: list[_Sums], kind: str) -> Tensor:
+    """The matrix over some kinds of samples; each kind has means of its own."""
+    products = torch.stack([sums.products for sums in held]).sum(0)
+    if kind != "correlation":
+        return products
+    squares = torch.stack([sums.spread() for sums in held]).sum(0)
+    spread = torch.where(squares > 0, squares, torch.inf).sqrt()  # a unit that does not change goes with none
+    return products / torch.outer(spread[0], spread[1])
+
+
+def _check_finite(name: str, *both: Tensor) -> None:
+    for which, values in zip(("first", "second"), both, strict=True):
+        if not bool(torch.isfinite(values).all()):
+            raise InputError(
+                f"activations of {name} in the {which} network are not finite: look for NaN or infinity in its weights "
+                "and in the inputs, and leave such networks out"
+            )
+
+
+class _Sums:
+    """Sums over samples of two networks, formed in the activations' own dtype and gathered in float64.
+
+    Pieces are combined exactly. With n and m samples of means p and q,
+
+        centred products = those of both pieces + (q_a - p_a) (q_b - p_b)^T n m / (n + m),
+
+    and so for the squares (2, units) of both networks.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        zero = torch.zeros((), dtype=torch.float64)
+        self.count, self.precision = 0, 0.0
+        self.products, self.squares, self.means = zero, zero, zero.expand(2, 1)
+
+    def add(self, a: Tensor, b: Tensor, *, centred: bool) -> None:
+        """Take in samples (m, units) of both networks."""
+        dtype = torch.promote_types(a.dtype, b.dtype)
+        a, b = a.to(dtype), b.to(a.device, dtype)
+        old, new = self.count, len(a)
+        self.count, self.precision = old + new, torch.finfo(dtype).eps
+        if not centred:
+            self.products = self.products + _wide(a.mT @ b)
+            return
+        means = torch.stack([a.mean(0), b.mean(0)])
+        a, b = a - means[0], b - means[1]
+        gap, weight = _wide(means) - self.means, old * new / self.count
+        self.products = self.products + _wide(a.mT @ b) + weight * torch.outer(gap[0], gap[1])
+        squares = torch.stack([a.square().sum(0), b.square().sum(0)])
+        self.squares = self.squares + _wide(squares) + weight * gap.square()
+        self.means = self.means + gap * (new / self.count)
+
+    def spread(self) -> Tensor:
+        """The squares, 0 where they are but rounding: the mean of equal numbers is off in their last places."""
+        rounding = (ROUNDING * self.precision) ** 2 * self.count * self.means.square()
+        return torch.where(self.squares > rounding, self.squares, 0.0)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.cpu().double()  # some devices have no float64
+
+
+# ----------------------------------------------------------------------
+# Matching by activations: units that do the same on the same data belong together.
+
+
+Key = tuple[int, int]  # a space, and a character of it
+
+
+class Activity:
+    """Compare networks by the activations of their units on fixed inputs; a `View`."""
+
+    def __init__(
+        self,
+        board: BlockLayout,
+        model: nn.Module,
+        inputs: Any,
+        *,
+        kind: str = "uncentred",
+        settled: Collection[str] = (),
+    ) -> None:
+        """Remember the data. Kinds: "uncentred" (paper 1), "centred", and "correlation" (unit variance as well).
+
+        Units of the spaces `settled` are in place already and count as positions.
+        """
+        if kind not in KINDS:
+            raise InputError(f"kind must be one of {', '.join(KINDS)}, found {kind!r}")
+        self.board, self.assignment = board, Assignment(board)
+        self.model, self.inputs, self.kind = model, inputs, kind
+        self._senses = Senses(model, board.symmetry, settled)  # what it learns of the model serves all networks
+        self.missing: Mapping[str, str] = {}
+
+    def features(self, state: Mapping[str, Tensor]) -> State:
+        """Activations (samples, N), centred or normalised as asked, under "character/space"."""
+        found = gathered(self._senses.of(state), self.inputs)
+        self.missing = found.missing
+        check_finite(found.values, where="the activations of a network")
+        sorted_in = by_character(self.assignment, found.parts, torch.cat)
+        return {f"{seen}/{self.board.spaces[s].name}": self._normal(x) for (s, seen), x in sorted_in.items()}
+
+    def second(self, state: Mapping[str, Tensor]) -> Activity:
+        """The view for spaces whose units show only once all others are in place, as they are in `state`."""
+        self.features(state)
+        seen = [space.name for space in self.board.spaces if space.name not in self.missing]
+        return Activity(self.board, self.model, self.inputs, kind=self.kind, settled=seen)
+
+    def _key(self, text: str) -> Key:
+        seen, _, name = text.partition("/")
+        return next(s for s, space in enumerate(self.board.spaces) if space.name == name), int(seen)
+
+    def _normal(self, values: Tensor) -> Tensor:
+        if self.kind == "uncentred":
+            return values
+        values = values - values.mean(0)
+        if self.kind == "centred":
+            return values
+        spread = values.square().mean(0).sqrt()
+        return torch.where(spread > 1e-6 * spread.amax(), values / spread.clamp_min(torch.finfo(spread.dtype).tiny), 0)
+
+    def turn(self, vertex: Vertex, features: State) -> State:
+        """Rearrange and flip the columns."""
+        moved = {}
+        for text, values in features.items():
+            space, seen = self._key(text)
+            turned = values[:, vertex[space].source.to(values.device)]
+            chi = self.assignment.chi(vertex[space], space, seen)
+            moved[text] = turned if chi is None else turned * chi.to(values)
+        return moved
+
+    def match(self, reference: State, features: State, *, full: bool) -> Vertex | None:
+        """One assignment per tree; `full` changes nothing, since this is exact already."""
+        matrices = {self._key(text): reference[text].mT.to(value) @ value for text, value in features.items()}
+        vertex = _solve(self.assignment, matrices)
+        still = all(
+            torch.equal(place.source, torch.arange(len(place.source))) and bool((place.signs == 1).all())
+            for place in vertex
+        )
+        return None if still else vertex
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationMatch:
+    """What `match_activations` found.
+
+    Attributes:
+        element: moves b onto a.
+        before: sum over spaces and units of C[i, i], the agreement of activations as they were.
+        after: the same for the moved network, the largest possible for each space.
+        missing: space name -> why its activations could not be read; it stays where it is.
+    """
+
+    element: Element
+    before: float
+    after: float
+    missing: Mapping[str, str]
+
+
+def match_activations(
+    model: nn.Module,
+    a: Mapping[str, Tensor] | nn.Module,
+    b: Mapping[str, Tensor] | nn.Module,
+    symmetry: Symmetry,
+    inputs: Any,
+    *,
+    kind: str = "uncentred",
+) -> ActivationMatch:
+    """Find the permutations and signs that bring the activations of b closest to those of a, in one pass over data.
+
+    Args:
+        model: the function; left as it was.
+        a: the network that stays.
+        b: the network that moves; neither is changed.
+        symmetry: found by `discover` for the model. Scales are left as they are, and so are signs that activations do
+            not show (before a batch norm).
+        inputs: a tensor, a tuple, a dict, or an iterable of batches.
+        kind: C[i, j] = sum_x a_i(x) b_j(x) as in paper 1 ("uncentred"), with means taken off ("centred"), or the
+            correlation.
+
+    Returns:
+        The element, and the agreement before and after. Spaces whose units show only once others are aligned take a
+        second pass.
+    """
+    board = BlockLayout.of(symmetry)
+    left, moved = as_state(a), as_state(b)
+    for where, state in (("the first network", left), ("the second network", moved)):
+        board.check(state, where=where)
+    assignment, element = Assignment(board), symmetry.identity()
+    settled: list[str] = []
+    before = after = 0.0
+    missing: Mapping[str, str] = {}
+    again = isinstance(inputs, Tensor | tuple | Mapping | list)  # any other iterable is used up by the first pass
+    for _ in range(2 if again else 1):
+        found = cross_covariance(model, left, moved, symmetry, inputs, kind=kind, settled=settled)
+        matrices = by_character(assignment, found.parts, sum)
+        vertex = _solve(assignment, matrices)
+        before += _agreement(assignment, matrices, assignment.identity())
+        after += _agreement(assignment, matrices, vertex)
+        step = assignment.element(vertex)
+        element, moved = symmetry.compose(step, element), symmetry.apply(step, moved)
+        missing = found.missing
+        settled = [space.name for space in symmetry.spaces if space.name not in missing]
+        if not missing or not settled:
+            break
+    return ActivationMatch(element, before, after, missing)
+
+
+def by_character(
+    assignment: Assignment, parts: Mapping[str, Mapping[Exponents, Tensor]], join: Callable[[list[Tensor]], Any]
+) -> dict[Key, Tensor]:
+    """Sort what was read of each space by the character that says which signs it sees."""
+    found: dict[Key, list[Tensor]] = {}
+    for space, kind in enumerate(assignment.spaces):
+        for exponents, tensor in parts.get(kind.name, {}).items():
+            own = dict(exponents).get(kind.name, (0,) * len(kind.generators))
+            seen = assignment.character(space, own)
+            if seen in assignment.characters[space]:
+                found.setdefault((space, assignment.characters[space].index(seen)), []).append(tensor)
+    return {key: join(tensors) for key, tensors in found.items()}
+
+
+def _solve(assignment: Assignment, matrices: Mapping[Key, Tensor]) -> Vertex:
+    """The vertex that maximises the sum of matched entries, tree by tree; what has no matrix stays."""
+    gains, vertex = [], assignment.identity()
+    for space in range(len(assignment.spaces)):
+        n = assignment.size(space)
+        table = torch.zeros(len(assignment.characters[space]), n, n, dtype=torch.float64)
+        for seen in range(len(table)):
+            if (space, seen) in matrices:
+                table[seen] = matrices[space, seen].double().cpu()
+        gains.append(table)
+    touched = {space for space, _ in matrices}
+    for root in assignment.roots:
+        if touched & set(assignment.family(root)):
+            for member, place in assignment.best(gains, root)[0].items():
+                vertex[member] = place
+    return vertex
+
+
+def _agreement(assignment: Assignment, matrices: Mapping[Key, Tensor], vertex: Vertex) -> float:
+    """Sum of C[i, source(i)] chi(i) over all spaces."""
+    return sum(assignment.taken(matrix, vertex[space], space, seen) for (space, seen), matrix in matrices.items())

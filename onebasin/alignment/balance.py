@@ -1,0 +1,686 @@
+"""The member of least mass on an orbit of positive scales ("min-mass"), for one network or a whole population.
+
+The mass, the sum of squared weights, is convex in log scales (`mass.py`); sweeps of exact coordinate steps find its
+minimum (`settle.py`), where every unit's incoming mass equals its outgoing mass. Directions without a minimum, before
+a batch norm, are held at unit norm (`norm_scale.py`); dead units are left alone and reported (`live.py`). A tensor
+that a state dict lists under two names counts once for each.
+
+>>> from torch import nn
+>>> import onebasin as ob
+>>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+>>> found = balance(model.state_dict(), ob.discover(model, torch.zeros(1, 3)))
+>>> bool(found.mass_after < found.mass_before), found.dead
+(True, ())
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.alignment.layout import BlockLayout
+from onebasin.alignment.mass import Hold, Mass, Part, Point, Powers, SquaresLayout, empty, holds, without_held_biases
+from onebasin.errors import InputError, refuse_unknown
+from onebasin.parallel import ExecutionOptions, executor_for, one_thread
+from onebasin.population import Population, block_members, caller_bytes, mapped, member_bytes
+from onebasin.state import State, is_statistic
+from onebasin.symmetry import Element, ExpandedElement, Symmetry, apply_block
+
+# ----------------------------------------------------------------------
+# Along which coordinates the mass has a minimum.
+
+
+@dataclass(frozen=True, eq=False)
+class Loose:
+    """Coordinates (M, n) of a gauge without a minimum.
+
+    Attributes:
+        bare: all masses of positive, or all of negative power, are zero.
+        ring: joined to the rest of the network through dead weights alone.
+        lift: 1 where the mass falls for s to minus infinity, -1 for plus infinity, 0 where the coordinate is not
+            loose or no mass hangs on it.
+    """
+
+    bare: Tensor
+    ring: Tensor
+    lift: Tensor
+
+    @property
+    def all(self) -> Tensor:
+        """Every loose coordinate."""
+        return self.bare | self.ring
+
+
+def loose(mass: Mass, pinned: list[bool]) -> list[Loose]:
+    """What has no minimum, for every gauge; gauges that are `pinned` are held by something else."""
+    found = [
+        _nothing(mass, number) if pinned[number] or not mass.touching[number] else _bare(mass, number)
+        for number, _ in enumerate(mass.gauges)
+    ]
+    if all(float(part.values.min()) > 0 for part in mass.parts):
+        return found
+    held = [pinned[number] or not mass.touching[number] for number, _ in enumerate(mass.gauges)]
+    bounds = Bounds(mass, [item.bare | pin for item, pin in zip(found, held, strict=True)])
+    while bounds.learn():
+        pass
+    return [
+        Loose(item.bare, ~(above & below), item.lift + above.double() - below.double())
+        for item, above, below in zip(found, bounds.above, bounds.below, strict=True)
+    ]
+
+
+def _nothing(mass: Mass, gauge: int) -> Loose:
+    lift = mass.rest.new_zeros(mass.members, mass.gauges[gauge].size)
+    none = torch.zeros_like(lift, dtype=torch.bool)
+    return Loose(none, none, lift)
+
+
+def _bare(mass: Mass, gauge: int) -> Loose:
+    sums = {sign: _nothing(mass, gauge).lift for sign in (1, -1)}
+    for power, table in mass.pulls(gauge, mass.here).items():
+        sums[1 if power > 0 else -1] += table
+    up, down = sums[1] > 0, sums[-1] > 0
+    bare = ~(up & down)
+    return Loose(bare, torch.zeros_like(bare), up.double() - down.double())
+
+
+class Bounds:
+    """What is known about directions of endless fall: above[g] says d <= 0, below[g] says d >= 0."""
+
+    def __init__(self, mass: Mass, pinned: list[Tensor]) -> None:
+        """Coordinates that are pinned have d = 0."""
+        self.mass = mass
+        self.above, self.below = [pin.clone() for pin in pinned], [pin.clone() for pin in pinned]
+
+    def learn(self) -> bool:
+        """One round over all terms; whether anything new was found."""
+        before = self._count()
+        for part in self.mass.parts:
+            for number, side in enumerate(part.sides):
+                for gauge, power in side.powers:
+                    rest = tuple((other, its) for other, its in side.powers if other != gauge)
+                    held = self._reach(part, number) & self._cannot_fall(rest, gauge)
+                    known = self.above if power > 0 else self.below
+                    known[gauge] = known[gauge] | held
+        return self._count() > before
+
+    def _reach(self, part: Part, number: int) -> Tensor:
+        """Coordinates of a side that have a live term whose other sides cannot fall."""
+        live = part.values > 0
+        for other, side in enumerate(part.sides):
+            if other != number:
+                live = live & part.spread(side, self._cannot_fall(side.powers, side.powers[0][0]))
+        return part.gather(part.sides[number], live.double()) > 0
+
+    def _cannot_fall(self, powers: Powers, like: int) -> Tensor:
+        held = torch.ones_like(self.above[like])
+        for gauge, power in powers:
+            held = held & (self.below[gauge] if power > 0 else self.above[gauge])
+        return held
+
+    def _count(self) -> int:
+        return sum(int(known.sum()) for known in (*self.above, *self.below))
+
+
+# ----------------------------------------------------------------------
+# One step for whole layers: every gauge moves all its units by a common factor.
+
+
+_COARSE_NEWTON = 2  # steps per sweep
+_SMALL = 1e-3  # after a step as short as this, the next would be a millionth
+_HALVINGS = 4
+_REACH = 4.0  # the longest step of a log scale: where the small problem has no minimum, it should not run away
+
+
+def worthwhile(mass: Mass) -> bool:
+    """Whether gauges meet at all; where they do not, one sweep is exact."""
+    return any(sum(len(side.powers) for side in part.sides) > 1 for part in mass.parts)
+
+
+def common_steps(mass: Mass, held: list[Hold], frozen: list[Tensor], point: Point) -> None:
+    """Move the point by the best common step of every gauge."""
+    movable = _movable(mass, held, frozen, point)
+    terms, exponents = _terms(mass, point, movable)
+    lifts = torch.zeros(mass.members, len(held), dtype=torch.float64, device=terms.device)
+    for number, (gauge, hold) in enumerate(zip(mass.gauges, held, strict=True)):
+        if hold.lifted:
+            free = movable.get(gauge.space)
+            lifts[:, number] = (hold.pull if free is None else hold.pull * free).sum(1)
+    common = torch.zeros_like(lifts)
+    for _ in range(_COARSE_NEWTON):
+        step = _newton(terms * torch.exp(2 * common @ exponents.T), exponents, lifts)
+        common = common + step
+        if float(step.abs().max()) < _SMALL:
+            break
+    reach = common.abs().amax(1, keepdim=True)
+    common = common * (_REACH / reach.clamp_min(_REACH))
+    common = common * _above_floors(mass, held, movable, point, common)
+    for number, gauge in enumerate(mass.gauges):
+        step = common[:, number : number + 1]
+        point.move(number, step * movable[gauge.space] if gauge.space in movable else step)
+
+
+def _movable(mass: Mass, held: list[Hold], frozen: list[Tensor], point: Point) -> dict[int, Tensor]:
+    """Space -> coordinates (M, n) that no gauge of the space holds where they are; left out where all may move."""
+    found: dict[int, Tensor] = {}
+    for gauge, hold, still, logs in zip(mass.gauges, held, frozen, point.logs, strict=True):
+        stays = still if hold.floor is None else still | (logs <= hold.floor)
+        if bool(stays.any()):
+            found[gauge.space] = ~stays & found.get(gauge.space, ~stays)
+    return found
+
+
+def _terms(mass: Mass, point: Point, movable: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
+    """Masses (M, terms) that move alike, and their exponents (terms, gauges)."""
+    masses, rows = [], []
+    for place, (part, powers) in enumerate(zip(mass.parts, mass.exponents, strict=True)):
+        held = [side.space in movable for side in part.sides]
+        if not any(held):
+            masses.append(mass.whole(place, point))
+            rows.append(powers.sum(0))
+            continue
+        factors = [point.factor(side.powers) for side in part.sides]
+        for chosen in itertools.product(*[(True, False) if mixed else (True,) for mixed in held]):
+            masked = [
+                factor * (movable[side.space] == moves) if mixed else factor
+                for side, factor, mixed, moves in zip(part.sides, factors, held, chosen, strict=True)
+            ]
+            masses.append((part.onto(0, masked) * masked[0]).sum(1))
+            rows.append(powers[list(chosen)].sum(0))
+    return torch.stack(masses, 1), torch.stack(rows)
+
+
+def _newton(terms: Tensor, exponents: Tensor, lifts: Tensor) -> Tensor:
+    """A Newton step (M, gauges), halved while it would pass the minimum along its line."""
+    slope = terms @ exponents - lifts
+    bend = 2 * (exponents.T * terms[:, None]) @ exponents
+    diagonal = bend.diagonal(dim1=1, dim2=2)
+    bend = bend + torch.diag_embed(1e-12 * diagonal + (diagonal <= 0))
+    step: Tensor = -torch.linalg.solve(bend, slope)
+    fall = (slope * step).sum(1)
+    size = torch.ones_like(fall)
+    for _ in range(_HALVINGS):
+        moved = terms * torch.exp(2 * (size[:, None] * step) @ exponents.T)
+        rise = ((moved @ exponents - lifts) * step).sum(1)
+        past = rise > -0.1 * fall
+        if not bool(past.any()):
+            break
+        size = torch.where(past, size / 2, size)
+    return step * size[:, None]
+
+
+def _above_floors(mass: Mass, held: list[Hold], movable: dict[int, Tensor], point: Point, common: Tensor) -> Tensor:
+    """The part of the step (M, 1), from 0 to 1, after which a first variance is at its floor."""
+    size = torch.ones_like(common[:, :1])
+    for number, hold in enumerate(held):
+        if hold.floor is not None:
+            step, room = common[:, number : number + 1], point.logs[number] - hold.floor
+            if mass.gauges[number].space in movable:
+                room = room.masked_fill(~movable[mass.gauges[number].space], torch.inf)
+            way = room.amin(1, keepdim=True) / (-step).clamp_min(1e-300)
+            size = torch.minimum(size, torch.where(step < 0, way, 1.0))
+    return size
+
+
+# ----------------------------------------------------------------------
+# Coordinate descent on the mass: all coordinates of one gauge at once, exactly, gauge after gauge.
+
+
+_TINY = torch.finfo(torch.float64).tiny  # keeps logarithms finite where nothing hangs on a frozen coordinate
+_NEWTON = 6  # steps where powers differ; the sweeps around them do the rest
+_FAR = 150.0  # a log scale beyond this flees to infinity: exp(2 * 2 * 150) is near the end of float64
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """Log scales (M, n) of every gauge; sweeps and the imbalance left (M,); coordinates (M, n) without a minimum."""
+
+    logs: list[Tensor]
+    sweeps: Tensor
+    imbalance: Tensor
+    fled: list[Tensor]
+
+
+def settle(mass: Mass, held: list[Hold], frozen: list[Tensor], *, tolerance: float, sweeps: int) -> Settled:
+    """Sweep until every free coordinate has |in - out| <= tolerance * (in + out).
+
+    Args:
+        mass: mass of M networks.
+        held: lift and floor of each gauge.
+        frozen: (M, n) of each gauge: coordinates that stay at 1, or at v + eps = 1 where a hold knows a variance.
+        tolerance: when a network is settled.
+        sweeps: give up after this many; `imbalance` tells.
+    """
+    descent = Descent(mass, held, frozen)
+    rows = torch.arange(mass.members, device=mass.rest.device)
+    logs = [table.clone() for table in descent.point.logs]
+    fled = [torch.zeros_like(table) for table in frozen]
+    taken = torch.zeros_like(rows)
+    left = torch.zeros_like(mass.rest)
+    coupled = worthwhile(mass)
+    for sweep in range(1, sweeps + 1):
+        if sweep > 1 and coupled:
+            common_steps(descent.mass, descent.held, descent.frozen, descent.point)
+        worst = descent.sweep()
+        taken[rows], left[rows] = sweep, worst
+        unsettled = worst > tolerance
+        count = int(unsettled.sum())
+        if 2 * count > len(rows) and sweep < sweeps:
+            continue
+        for gauge, table in enumerate(descent.point.logs):
+            logs[gauge][rows], fled[gauge][rows] = table, descent.fled[gauge]
+        if not count:
+            break
+        descent, rows = descent.members_of(unsettled), rows[unsettled]  # go on with those that need it
+    return Settled(logs, taken, left, fled)
+
+
+class Descent:
+    """Where the descent stands."""
+
+    def __init__(self, mass: Mass, held: list[Hold], frozen: list[Tensor]) -> None:
+        """Begin at the networks as they are."""
+        self.mass, self.held, self.frozen = mass, held, list(frozen)
+        self.still = [bool(still.any()) for still in frozen]
+        self.fled = [torch.zeros_like(still) for still in frozen]
+        self.point = mass.here.copy()
+        for gauge, hold in enumerate(held):
+            if hold.whole is not None and self.still[gauge]:
+                self.point.move(gauge, frozen[gauge] * hold.whole)
+
+    def sweep(self) -> Tensor:
+        """Move every gauge once; return the largest imbalance (M,) that was met on the way."""
+        worst = []
+        for gauge, (hold, still) in enumerate(zip(self.held, self.frozen, strict=True)):
+            if not self.mass.touching[gauge]:
+                continue
+            step, off = best_step(self.mass.pulls(gauge, self.point), hold)
+            if hold.floor is not None:
+                low = hold.floor - self.point.logs[gauge]
+                off = off.masked_fill((step <= low) & (low >= 0), 0.0)
+                step = torch.maximum(step, low)
+            if self.still[gauge]:
+                step, off = step.masked_fill(still, 0.0), off.masked_fill(still, 0.0)
+            self.point.move(gauge, step)
+            worst.append(off.amax(1))
+        self._catch()
+        return torch.stack(worst).amax(0) if worst else torch.zeros_like(self.mass.rest)
+
+    def _catch(self) -> None:
+        """Bring back to 1 and freeze what flees."""
+        for gauge, logs in enumerate(self.point.logs):
+            if not bool((logs.abs() > _FAR).any()):
+                continue
+            far = (logs.abs() > _FAR) & ~self.frozen[gauge]
+            self.point.move(gauge, torch.where(far, -logs, 0.0))
+            self.frozen[gauge] = self.frozen[gauge] | far
+            self.fled[gauge] = self.fled[gauge] | far
+            self.still[gauge] = True
+
+    def members_of(self, rows: Tensor) -> Descent:
+        """The descent of some members only."""
+        made = object.__new__(Descent)
+        made.mass = self.mass.members_of(rows)
+        made.held = [hold.members_of(rows) for hold in self.held]
+        made.frozen = [still[rows] for still in self.frozen]
+        made.still = [bool(still.any()) for still in made.frozen]
+        made.fled = [table[rows] for table in self.fled]
+        made.point = Point([table[rows] for table in self.point.logs])
+        return made
+
+
+def best_step(pulls: dict[int, Tensor], hold: Hold) -> tuple[Tensor, Tensor]:
+    """The minimiser d (M, n) of a coordinate, and the imbalance |in - out| / (in + out) before the step."""
+    ends = {sign: [power for power in pulls if power * sign > 0] for sign in (1, -1)}
+    span = max(ends[1], default=0) - min(ends[-1], default=0)  # half the steepest slope of log(up / down)
+    plain = len(pulls) == (1 if hold.lifted else 2)  # then log(up / down) is a straight line
+    up, down = (_weight(pulls, ends[sign], hold, sign) for sign in (1, -1))
+    off = (up - down).abs() / (up + down)
+    step = (down / up).log() / (2 * span)
+    for _ in range(0 if plain else _NEWTON):
+        moved = {power: table * torch.exp(2 * power * step) for power, table in pulls.items()}
+        up, down = (_weight(moved, ends[sign], hold, sign) for sign in (1, -1))
+        bend = sum((p * p * table / (up if p > 0 else down) for p, table in moved.items()), start=torch.zeros_like(up))
+        # Newton on log(up / down), and never further than twice the way: its slope is within [0, 2 span].
+        step = step + (down / up).log() / torch.clamp(2 * bend, min=span)
+    return step, off
+
+
+def _weight(pulls: dict[int, Tensor], powers: list[int], hold: Hold, sign: int) -> Tensor:
+    """Sum of |p| M_p over powers of one sign, with the lift of this side; never quite zero."""
+    total = torch.zeros_like(hold.pull) if not hold.lifted else (-sign * hold.pull).clamp_min(0)
+    for power in powers:
+        total = total + (pulls[power] if abs(power) == 1 else abs(power) * pulls[power])
+    return total.clamp_min(_TINY)
+
+
+# ----------------------------------------------------------------------
+# What balancing found: the result, the masses, and which units and directions were special.
+
+
+_SHOWN = 5  # dead units in a printed report
+
+
+@dataclass(frozen=True)
+class Dead:
+    """A unit whose scale has no best value; it was left as it was."""
+
+    member: int
+    space: str
+    unit: tuple[int, ...]  # indices of the parents, then of the unit
+    reason: str
+
+    def __str__(self) -> str:
+        """One line."""
+        place = str(self.unit[0]) if len(self.unit) == 1 else str(self.unit)
+        return f"member {self.member}, {self.space}, unit {place}: {self.reason}"
+
+
+@dataclass(frozen=True, eq=False)
+class Balanced:
+    """Networks at the point of least mass of their orbits.
+
+    Attributes:
+        element: the scales that were applied; a batch for a population.
+        mass_before: sum of squared weights (members,), without running statistics, and without biases if so asked.
+        mass_after: the same of the result.
+        sweeps: sweeps that each member took (members,).
+        imbalance: largest |in - out| / (in + out) over units that the last sweep met (members,).
+        dead: units whose scale has no best value.
+        fixed: one sentence for every direction without a minimum, and how it was held.
+        population: the result, of a population.
+        state: the result, of one network.
+    """
+
+    element: Element
+    mass_before: Tensor
+    mass_after: Tensor
+    sweeps: Tensor
+    imbalance: Tensor
+    dead: tuple[Dead, ...]
+    fixed: tuple[str, ...]
+    population: Population | None = None
+    state: State | None = None
+
+    @property
+    def excess(self) -> Tensor:
+        """How much heavier than necessary the networks were, in percent (members,).
+
+        Where a norm's direction was brought to unit length the masses before and after do not have the same gauge,
+        and the excess may be negative; `balance(..., norms="keep")` compares like with like.
+        """
+        return torch.where(self.mass_before == self.mass_after, 0.0, 100 * (self.mass_before / self.mass_after - 1))
+
+    def profile(self) -> str:
+        """A short table of masses over members."""
+        rows = [("mass before", self.mass_before), ("mass after", self.mass_after), ("excess in %", self.excess)]
+        lines = [f"{'':12}{'least':>12}{'mean':>12}{'most':>12}"]
+        for name, values in rows:
+            lines.append(
+                f"{name:12}" + "".join(f"{float(v):12.5g}" for v in (values.min(), values.mean(), values.max()))
+            )
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        """The profile, what was fixed, and the first dead units."""
+        count = len(self.mass_before)
+        head = f"{count} network{'s' if count != 1 else ''} balanced in at most {int(self.sweeps.max())} sweeps"
+        lines = [f"{head}, imbalance at most {float(self.imbalance.max()):.0e}", self.profile(), *self.fixed]
+        lines += [f"dead: {unit}" for unit in self.dead[:_SHOWN]]
+        if len(self.dead) > _SHOWN:
+            lines.append(f"... and {len(self.dead) - _SHOWN} more dead units")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, eq=False)
+class Notes:
+    """What there is to say about one block of members."""
+
+    layout: SquaresLayout
+    held: list[Hold]
+    flight: list[Loose]
+    bare: list[Tensor]
+    found: Settled
+
+    def dead(self, start: int) -> tuple[Dead, ...]:
+        """Units without a best scale; `start` is the number of the first member."""
+        made: list[Dead] = []
+        for number, hold in enumerate(self.held):
+            item, fled = self.flight[number], self.found.fled[number]
+            if hold.side:
+                weightless = self.bare[number] if hold.whole is None else torch.zeros_like(self.bare[number])
+                made += self._named(number, start, weightless, "it has no weights")
+                continue
+            made += self._named(number, start, self.bare[number], "it has no weights")
+            for sign in (1, -1):
+                bare = item.bare & (item.lift == -sign)
+                made += self._named(number, start, bare, f"all its weights in {self._tensors(number, sign)} are zero")
+            made += self._named(number, start, item.ring, "only dead weights join it to the rest of the network")
+            made += self._named(number, start, fled, "the mass keeps falling as its scale grows or shrinks")
+        return tuple(made)
+
+    def _named(self, gauge: int, start: int, units: Tensor, reason: str) -> list[Dead]:
+        if not bool(units.any()):
+            return []
+        space = self.layout.board.spaces[self.layout.gauges[gauge].space]
+        members, flat = units.nonzero(as_tuple=True)
+        places = torch.stack(torch.unravel_index(flat, [*[size for _, size in space.parents], space.size]), 1)
+        return [
+            Dead(start + member, space.name, tuple(place), reason)
+            for member, place in zip(members.tolist(), places.tolist(), strict=True)
+        ]
+
+    def _tensors(self, gauge: int, sign: int) -> str:
+        names = [
+            block.tensor
+            for block, sides in zip(self.layout.board.blocks, self.layout.sides, strict=True)
+            for side in sides
+            for number, power in side.powers
+            if number == gauge and power * sign > 0 and not is_statistic(block.tensor)
+        ]
+        return ", ".join(dict.fromkeys(names))
+
+    def fixed(self) -> Counter[tuple[int, str]]:
+        """(gauge, how it was held) -> number of units."""
+        counts: Counter[tuple[int, str]] = Counter()
+        for number, hold in enumerate(self.held):
+            if not hold.side:
+                continue
+            bare = self.bare[number]
+            if not bool(hold.pull.any()):
+                counts[number, "left as they were"] += bare.numel()
+                continue
+            low = torch.zeros_like(bare) if hold.floor is None else (self.found.logs[number] <= hold.floor) & ~bare
+            counts[number, "at the smallest variance, eps"] += int(low.sum())
+            counts[number, "without weights" + (", v + eps = 1" if hold.whole is not None else "")] += int(bare.sum())
+            counts[number, "at unit norm"] += int((~bare & ~low).sum())
+        return counts
+
+
+def sentences(layout: SquaresLayout, counts: Counter[tuple[int, str]]) -> tuple[str, ...]:
+    """One sentence for every gauge that was held."""
+    made = []
+    for number, gauge in enumerate(layout.gauges):
+        told = [f"{count} {how}" for (held, how), count in counts.items() if held == number and count]
+        if told:
+            made.append(f"{gauge.name}, {gauge.kind} {gauge.generator}: no minimum; units {', '.join(told)}")
+    return tuple(made)
+
+
+# ----------------------------------------------------------------------
+# The member of least mass on an orbit of positive scales ("min-mass"), for one network or a whole population.
+
+
+SMALL, LARGE = 1 << 23, 1 << 26  # bytes of a block: its masses should stay in the cache if that makes FEW members
+_FOLD = 6  # times the bytes of a block that its masses and the moved members take
+FEW = 64  # members, or more: with less, the calls would count more than what they do
+
+
+class BalanceOptions(ExecutionOptions, total=False):
+    """The finer points of `balance`, all optional; where a population is worked on is said as in `ExecutionOptions`.
+
+    Attributes:
+        tolerance: a unit is balanced when |in - out| <= tolerance * (in + out) (1e-9); the mass is then exact to about
+            the square of it.
+        sweeps: give up after this many (1,000); `Balanced.imbalance` tells what is left.
+        progress: called with (members done, members in all).
+    """
+
+    tolerance: float
+    sweeps: int
+    progress: Callable[[int, int], None]
+
+
+def balance(
+    what: Population | Mapping[str, Tensor],
+    symmetry: Symmetry,
+    *,
+    biases: bool = True,
+    norms: str = "unit",
+    path: str | os.PathLike[str] | None = None,
+    **options: Unpack[BalanceOptions],
+) -> Balanced:
+    """Move networks along their orbits of positive scales to the point of least mass.
+
+    Args:
+        what: a population, or one network; it is not changed.
+        symmetry: of the networks' model. Only its kinds "scale" and "norm-scale" are used.
+        biases: count biases (tensors called bias or beta) as mass; paper 2 does not.
+        norms: what to do along directions without a minimum, before a batch norm or inside a weight norm: "unit"
+            holds the weights of a unit at norm 1, "keep" leaves these directions alone.
+        path: write the balanced population to this folder, block by block, instead of keeping it in memory.
+        **options: see `Options`.
+    """
+    refuse_unknown(options, BalanceOptions.__annotations__, "balance")
+    if isinstance(what, nn.Module):
+        raise InputError("balance moves a State or a Population, found a module: give model.state_dict()")
+    limits = options.get("tolerance", 1e-9), options.get("sweeps", 1000)
+    work = Work(SquaresLayout.of(BlockLayout.of(symmetry, statistics=True)), biases, norms, *limits)
+    if not isinstance(what, Population):
+        if path is not None:
+            raise InputError("path= is for populations, found one network: save the state of the result yourself")
+        found = work.solve({name: tensor[None] for name, tensor in what.items()}, 0)
+        report = work.report([found])
+        element = report.element.member(0)
+        return replace(report, element=element, state=symmetry.apply(element, what))
+    if not len(what):
+        raise InputError("expected a population of at least one network, found none: give networks to balance")
+
+    def move(stacked: State, start: int, beside: None) -> tuple[State, Solved]:
+        solved = work.solve(stacked, start)
+        return apply_block(ExpandedElement(symmetry, work.element(solved)), stacked, 0, "value"), solved
+
+    size, goal = _members(what), None if path is None else Path(path)
+    needs = {"each": _FOLD * size * member_bytes(what.spec), "here": caller_bytes(what, path)}
+    with executor_for(options, **needs) as executor:
+        moved = mapped(what, move, executor, path=goal, size=size, progress=options.get("progress"))
+    return replace(work.report(moved.notes), population=moved.population)
+
+
+def _members(population: Population) -> int:
+    """How many members are balanced at a time."""
+    small, large = (block_members(population.spec, size) for size in (SMALL, LARGE))
+    return min(large, max(small, FEW))
+
+
+def balancing(
+    board: BlockLayout,
+    stacked: Mapping[str, Tensor],
+    *,
+    biases: bool = True,
+    norms: str = "unit",
+    dead: str = "keep",
+    tolerance: float = 1e-9,
+    sweeps: int = 1000,
+) -> Element:
+    """The batch of scales that balances stacked networks (M, *shape), without applying it.
+
+    Args:
+        board: `Board.of(symmetry, statistics=True)`; without statistics, variances of batch norms set no floor.
+        stacked: the networks; they are not changed.
+        biases: count biases as mass.
+        norms: as in `balance`.
+        dead: "keep" leaves units without a minimum at their scale; "unit" gives what is left of them norm 1, so that
+            the result does not depend on the scales that the networks came with.
+        tolerance: imbalance at which a unit counts as balanced.
+        sweeps: give up after this many.
+    """
+    work = Work(SquaresLayout.of(board), biases, norms, tolerance, sweeps, dead)
+    return work.element(work.solve(stacked, 0))
+
+
+@dataclass(frozen=True, eq=False)
+class Solved:
+    """What was found for one block of members: masses (M,), scales, and what there is to report."""
+
+    before: Tensor
+    after: Tensor
+    found: Settled
+    dead: tuple[Dead, ...]
+    fixed: Counter[tuple[int, str]]
+
+
+class Work:
+    """What is the same for all blocks of members."""
+
+    def __init__(
+        self, layout: SquaresLayout, biases: bool, norms: str, tolerance: float, sweeps: int, dead: str = "keep"
+    ) -> None:
+        """Check the options."""
+        for name, value in (("norms", norms), ("dead", dead)):
+            if value not in ("unit", "keep"):
+                raise InputError(f'{name} must be "unit" or "keep", found {value!r}: see the documentation of balance')
+        if sweeps < 1 or not tolerance >= 0:
+            raise InputError(f"expected sweeps >= 1 and tolerance >= 0, found {sweeps} and {tolerance}")
+        self.layout, self.biases, self.norms, self.dead = layout, biases, norms, dead
+        self.tolerance, self.sweeps = tolerance, sweeps
+
+    @one_thread()
+    def solve(self, stacked: Mapping[str, Tensor], start: int) -> Solved:
+        """Balance stacked networks, the first of which is member `start`."""
+        self.layout.board.check(stacked, where=f"member {start}", batched=True)
+        mass = self.layout.reduce(stacked, biases=self.biases, start=start)
+        held = holds(self.layout, mass, stacked)
+        free = without_held_biases(mass, held)
+        flight = loose(free, [hold.side != 0 for hold in held])
+        bare = [empty(free, gauge) for gauge, _ in enumerate(held)]
+        frozen = []
+        for number, (hold, item) in enumerate(zip(held, flight, strict=True)):
+            still = bare[number] if hold.side else item.all
+            if hold.side and self.norms == "keep":
+                held[number], still = hold.kept(), torch.ones_like(still)
+            elif not hold.side and self.dead == "unit":
+                held[number], still = replace(hold, pull=item.lift), item.all & (item.lift == 0)
+            frozen.append(still)
+        found = settle(free, held, frozen, tolerance=self.tolerance, sweeps=self.sweeps)
+        notes = Notes(self.layout, held, flight, bare, found)
+        return Solved(mass.total(mass.here), mass.total(Point(found.logs)), found, notes.dead(start), notes.fixed())
+
+    def element(self, *blocks: Solved) -> Element:
+        """The scales of blocks of members as one batch of elements."""
+        element = self.layout.board.symmetry.identity(sum(len(block.before) for block in blocks))
+        for number, gauge in enumerate(self.layout.gauges):
+            factors = element.factors[gauge.name]
+            logs = torch.cat([block.found.logs[number] for block in blocks])
+            factors[gauge.generator] = logs.exp().cpu().reshape(factors[gauge.generator].shape)
+        return element
+
+    def report(self, blocks: list[Solved]) -> Balanced:
+        """Join the blocks."""
+        return Balanced(
+            self.element(*blocks),
+            torch.cat([block.before for block in blocks]).cpu(),
+            torch.cat([block.after for block in blocks]).cpu(),
+            torch.cat([block.found.sweeps for block in blocks]).cpu(),
+            torch.cat([block.found.imbalance for block in blocks]).cpu(),
+            tuple(unit for block in blocks for unit in block.dead),
+            sentences(self.layout, sum((block.fixed for block in blocks), start=Counter())),
+        )

@@ -1,0 +1,349 @@
+"""REPAIR (Jordan et al., 2023): give every unit of a merged network the spread its unit had in the networks it is from.
+
+Averaging weights that differ shrinks the variance of activations layer by layer. A unit with mean m and standard
+deviation s over some data is rescaled to the averages m* and s* of its parents:
+
+    z -> (z - m) s*/s + m*,        weight -> weight s*/s,        bias -> (bias - m) s*/s + m*.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from onebasin.errors import InputError
+from onebasin.functional import (
+    BATCH,
+    Bound,
+    Inputs,
+    LayerCall,
+    Moments,
+    NormCall,
+    Renormalise,
+    Watch,
+    batches,
+    frozen_norms,
+    refreshed_one,
+    replaced,
+)
+from onebasin.state import State, shared_names, trained_parameters
+
+# ----------------------------------------------------------------------
+# Batch norm of a network that was averaged: its running statistics are those of nobody, so measure them.
+
+
+def recalibrate(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, *, batch: int | None = None) -> State:
+    """Return the network with running means and variances measured on `inputs`; see `onebasin.norms.refreshed`.
+
+    Args:
+        model: the function; left exactly as it was.
+        state: its weights.
+        inputs: data as in `outputs`; some thousand examples are plenty.
+        batch: largest number of examples that are normalised together.
+
+    Raises:
+        InputError: no norm with running statistics was used.
+    """
+    state, norms = refreshed_one(model, state, inputs, batch=batch)
+    if not norms:
+        raise InputError(
+            f"expected a batch norm with running statistics in {type(model).__name__}, and none was used: "
+            "there is nothing to recalibrate, repair works for networks without one"
+        )
+    return state
+
+
+# ----------------------------------------------------------------------
+# Which layers of a model can be rescaled unit by unit without touching anything else.
+
+
+_FEW = 2  # examples that show the way through the model
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear or convolutional layer.
+
+    Attributes:
+        weight: state-dict name of its weight.
+        bias: that of its bias, None without one.
+        why: a reason to leave it alone; "" if there is none.
+        able: whether it could be rescaled all the same.
+    """
+
+    weight: str
+    bias: str | None
+    why: str = ""
+    able: bool = True
+
+
+def survey(bound: Bound, inputs: Inputs) -> tuple[Layer, ...]:
+    """Follow a few examples through the model and list its layers in the order of their first use."""
+    with torch.inference_mode(False):  # in that mode autograd keeps no record
+        bound = Bound(bound.model, {name: _recordable(value) for name, value in bound.tensors.items()})
+        call = tree_map(_recordable, next(iter(batches(inputs, _FEW)))[1])
+        watch = _Follow(bound)
+        with watch:
+            output = bound(call, grad=True)
+        final = watch.reaching(output)
+    first, trained = shared_names(bound.model), trained_parameters(bound.model)
+    layers = []
+    for name, bias in watch.biases.items():
+        frozen = any(first[own] not in trained for own in (name, bias) if own in first)
+        layers.append(Layer(name, bias or None, *(("it is frozen", False) if frozen else watch.verdict(name, final))))
+    return tuple(layers)
+
+
+def _recordable(value: Any) -> Any:
+    """A copy of a tensor that was made in inference mode; everything else as it is."""
+    return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
+
+
+class _Follow(Watch):
+    """Counts uses of weights, and sees where the result of each layer goes.
+
+    Every result is cut off from what made it and becomes a leaf of autograd's record. So the record of the output
+    ends at those results that reach it without passing another layer.
+    """
+
+    def __init__(self, bound: Bound) -> None:
+        super().__init__(bound.tensors)
+        first = shared_names(bound.model)
+        self.constant = frozen_norms(bound.model)
+        self.tied = {first[name] for name in first if first[name] != name}
+        self.biases: dict[str, str | None] = {}  # of each layer, in the order of first use
+        self.uses: Counter[str] = Counter()
+        self.elsewhere: set[str] = set()
+        self.normed: set[str] = set()
+        self._made: list[tuple[Tensor, int, str]] = []  # kept, so that a result is known again by identity
+        self._leaves: list[tuple[Tensor, str]] = []
+
+    def layer(self, call: LayerCall) -> Tensor:
+        self.biases[call.weight] = call.bias
+        self.uses.update([call.weight] + ([call.bias] if call.bias else []))
+        leaf = call.result.detach().requires_grad_()
+        result = leaf.clone()  # an activation may work in place, which a leaf does not allow
+        self._leaves.append((leaf, call.weight))
+        self._made.append((result, result._version, call.weight))
+        return result
+
+    def norm(self, call: NormCall) -> None:
+        if call.mean in self.constant:  # it restores nothing: its statistics stay
+            return
+        for result, version, name in self._made:
+            if result is call.input and result._version == version:  # no activation in place came between
+                self.normed.add(name)
+
+    def touched(self, name: str) -> None:
+        self.elsewhere.add(name)
+
+    def reaching(self, output: Tensor) -> set[str]:
+        """Names of the layers whose results reach the output without passing another layer."""
+        ends, seen, waiting = set(), set(), [output.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            ends.add(id(getattr(node, "variable", None)))
+            waiting += [parent for parent, _ in node.next_functions]
+        return {name for leaf, name in self._leaves if id(leaf) in ends}
+
+    def verdict(self, weight: str, final: set[str]) -> tuple[str, bool]:
+        """Why a layer should be left alone, and whether it could be rescaled all the same."""
+        bias = self.biases[weight]
+        own = [weight, bias] if bias else [weight]
+        if bias == "":
+            return "its bias is computed from other weights", False
+        if any(self.uses[name] > 1 or name in self.elsewhere | self.tied for name in own):
+            return "its weights are used more than once", False
+        if weight in self.normed:
+            return "a batch norm follows and restores mean and spread itself", True
+        if weight in final:
+            return "it gives the output: no other layer follows", True
+        return "", True
+
+
+# ----------------------------------------------------------------------
+# REPAIR (Jordan et al., 2023): give every unit of a merged network the spread its unit had in the networks it i
+
+
+Statistics = dict[str, tuple[Tensor, Tensor]]  # name of a weight -> mean (units,) and std (units,) of its layer
+
+_CONSTANT = 1e-6  # a unit whose std is below this share of its mean and its target is rounding noise
+
+
+@dataclass(frozen=True, eq=False)
+class Repair:
+    """A repaired network and what was done to it.
+
+    Attributes:
+        state: the network.
+        corrected: names of the weights of layers with mean and spread restored.
+        scaled: those of layers without bias, where only the spread is.
+        norms: names of the running means of batch norms that were recalibrated.
+        left: name of a weight -> why its layer was left alone.
+        constant: name of a weight -> number of its units that do not vary, so that only their mean was restored.
+    """
+
+    state: State
+    corrected: tuple[str, ...]
+    scaled: tuple[str, ...]
+    norms: tuple[str, ...]
+    left: Mapping[str, str]
+    constant: Mapping[str, int]
+
+    def __str__(self) -> str:
+        """One line."""
+        parts = [f"{len(self.corrected)} layers rescaled"] if self.corrected else []
+        parts += [f"{len(self.scaled)} without bias scaled only"] if self.scaled else []
+        parts += [f"{len(self.norms)} batch norms recalibrated"] if self.norms else []
+        parts += [f"{sum(self.constant.values())} constant units shifted only"] if self.constant else []
+        return ", ".join(parts) or "nothing to repair"
+
+
+def unit_statistics(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, *, batch: int = BATCH) -> Statistics:
+    """Mean and standard deviation of what each linear or convolutional layer gives, per unit, in evaluation mode.
+
+    Averaged over examples and positions, exactly also over several batches.
+    """
+    bound = Bound(model, state)
+    watch = _Measure(bound.tensors)
+    for _, call in batches(inputs, batch):
+        with watch:
+            bound.run(call)
+    return {name: (moments.mean, moments.std) for name, moments in watch.moments.items()}
+
+
+def blend(parts: Sequence[Statistics], weights: Sequence[float]) -> Statistics:
+    """Weighted sum of means and of standard deviations: the targets for a network averaged with these weights."""
+    return {
+        name: (
+            sum((weight * part[name][0] for part, weight in zip(parts, weights, strict=True)), torch.zeros(())),
+            sum((weight * part[name][1] for part, weight in zip(parts, weights, strict=True)), torch.zeros(())),
+        )
+        for name in parts[0]
+    }
+
+
+def repair(
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    targets: Statistics,
+    inputs: Inputs,
+    *,
+    layers: Collection[str] | None = None,
+    batch: int = BATCH,
+) -> Repair:
+    """Give every unit of `state` the mean and standard deviation in `targets`.
+
+    One pass from the first layer to the last, in which what a layer gives is corrected before the next layer sees
+    it, since a correction upstream changes the statistics downstream. Batch norms are recalibrated in the same pass.
+    If the data fit into one batch the result is exact: afterwards the mean and standard deviation of each corrected
+    unit over `inputs` are the targets. With several batches each is corrected by its own statistics on the way, as
+    in the paper, and their statistics are combined by the law of total variance.
+
+    Args:
+        model: the function; left exactly as it was.
+        state: the merged network.
+        targets: from `unit_statistics` and `blend`.
+        inputs: data as in `outputs`, those of the targets.
+        layers: names of weights whose layers to correct. By default all but those that give the output, with no
+            layer behind them, and those directly followed by a batch norm, which does it itself.
+        batch: largest number of examples that are corrected together.
+    """
+    bound = Bound(model, state)
+    plan = survey(bound, inputs)
+    chosen = _chosen(plan, layers, targets)
+    watch = _Correct(bound, chosen, targets)
+    for _, call in batches(inputs, batch):
+        with watch:
+            bound(call)
+    new, constant = dict(watch.statistics()), {}
+    for name, layer in chosen.items():
+        scale, shift, still = correction(watch.units[name], targets[name], shifted=layer.bias is not None)
+        weight = bound.tensors[name].double()
+        new[name] = weight * _along(scale, weight, 0)
+        if layer.bias is not None:
+            new[layer.bias] = bound.tensors[layer.bias].double() * scale + shift
+        if still:
+            constant[name] = still
+    return Repair(
+        replaced(model, state, new),
+        tuple(name for name, layer in chosen.items() if layer.bias is not None),
+        tuple(name for name, layer in chosen.items() if layer.bias is None),
+        tuple(mean for mean, _ in watch.moments),
+        {layer.weight: layer.why for layer in plan if layer.weight not in chosen},
+        constant,
+    )
+
+
+def correction(moments: Moments, target: tuple[Tensor, Tensor], *, shifted: bool) -> tuple[Tensor, Tensor, int]:
+    """Scale and shift (units,) with z -> z scale + shift, and the number of units that do not vary.
+
+    Those keep their scale. Without a bias (`shifted` False) there is no shift.
+    """
+    mean, std = moments.mean, moments.std
+    varies = std > _CONSTANT * (mean.abs() + target[1])
+    scale = torch.where(varies, target[1] / std.where(varies, torch.ones_like(std)), torch.ones_like(std))
+    shift = target[0] - scale * mean if shifted else torch.zeros_like(mean)
+    return scale, shift, int((~varies).sum())
+
+
+def _chosen(plan: Sequence[Layer], layers: Collection[str] | None, targets: Statistics) -> dict[str, Layer]:
+    """The layers to correct, and a refusal if one that was named cannot be."""
+    able = {layer.weight: layer for layer in plan if layer.able and layer.weight in targets}
+    if layers is None:
+        return {name: layer for name, layer in able.items() if not layer.why}
+    if wrong := [name for name in layers if name not in able]:
+        why = next((layer.why for layer in plan if layer.weight == wrong[0]), "no layer has a weight of this name")
+        raise InputError(
+            f"layer {wrong[0]} cannot be corrected ({why}): choose among {', '.join(able) or 'none, there is no such'}"
+        )
+    return {name: able[name] for name in able if name in layers}
+
+
+def _along(values: Tensor, like: Tensor, axis: int) -> Tensor:
+    """Values (units,) in a shape that multiplies `like` along an axis, on its device."""
+    shape = [1] * like.dim()
+    shape[axis] = -1
+    return values.to(like.device).reshape(shape)
+
+
+class _Measure(Watch):
+    """Takes the statistics of layers."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(tensors)
+        self.moments: dict[str, Moments] = {}
+
+    def layer(self, call: LayerCall) -> Tensor:
+        self.moments.setdefault(call.weight, Moments()).add(call.result, call.axis)
+        return call.result
+
+
+class _Correct(Watch, Renormalise):
+    """Takes the statistics of layers, and hands on what they give with the target statistics."""
+
+    def __init__(self, bound: Bound, chosen: Mapping[str, Layer], targets: Statistics) -> None:
+        super().__init__(bound.tensors, frozen_norms(bound.model))
+        self.chosen, self.targets = chosen, targets
+        self.units: dict[str, Moments] = {}
+
+    def layer(self, call: LayerCall) -> Tensor:
+        if call.weight not in self.chosen:
+            return call.result
+        here, total = Moments(), self.units.setdefault(call.weight, Moments())
+        for moments in (here, total):
+            moments.add(call.result, call.axis)
+        scale, shift, _ = correction(here, self.targets[call.weight], shifted=call.bias is not None)
+        result = call.result
+        return result * _along(scale, result, call.axis).to(result.dtype) + _along(shift, result, call.axis).to(
+            result.dtype
+        )

@@ -1,0 +1,42 @@
+"""What networks are worth: evaluate, diversity, discrepancy."""
+
+from onebasin.evaluation.discrepancy import FORMS, PRESETS, Compared, Discrepancy, MMDResult, discrepancy
+from onebasin.evaluation.distances import Distances, pair_distances, tensor_distances
+from onebasin.evaluation.diversity import (
+    Collapse,
+    Diversity,
+    Pair,
+    PairStatistics,
+    Resampled,
+    Side,
+    correlation_of_pairs,
+    diversity,
+    mean_of_pairs,
+)
+from onebasin.evaluation.evaluate import Estimate, Evaluation, evaluate
+from onebasin.evaluation.runs import same_run_share
+
+__all__ = [
+    "FORMS",
+    "PRESETS",
+    "Collapse",
+    "Compared",
+    "Discrepancy",
+    "Distances",
+    "Diversity",
+    "Estimate",
+    "Evaluation",
+    "MMDResult",
+    "Pair",
+    "PairStatistics",
+    "Resampled",
+    "Side",
+    "correlation_of_pairs",
+    "discrepancy",
+    "diversity",
+    "evaluate",
+    "mean_of_pairs",
+    "pair_distances",
+    "same_run_share",
+    "tensor_distances",
+]

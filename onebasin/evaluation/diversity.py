@@ -1,0 +1,566 @@
+"""Mutual information of every pair of networks of a crowd, on inputs they know and on foreign ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Unpack, cast
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.errors import InputError, StatisticsWarning
+from onebasin.functional import Inputs, answers, examples_in, pieces
+from onebasin.metrics import mutual_information, pairwise_mutual_information, pearson, spearman
+from onebasin.parallel import Executor, MemoryNeeds, executor_for
+from onebasin.population import Population
+from onebasin.posterior import (
+    Networks,
+    PredictOptions,
+    check_classes,
+    check_output,
+    first_of,
+    needs,
+    networks_of,
+    predict,
+    refuse_nan,
+    stale_statistics,
+)
+from onebasin.reporting import table
+
+# ----------------------------------------------------------------------
+# How numbers are distributed, and how two sets of them go together.
+
+
+LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+BINS = 40
+
+
+@dataclass(frozen=True)
+class PairStatistics:
+    """The distribution of some numbers.
+
+    Attributes:
+        count: how many.
+        mean: their mean.
+        sd: their standard deviation, with divisor count - 1; 0 for a single one.
+        quantiles: level -> value, from the smallest (0.0) over the median (0.5) to the largest (1.0).
+        edges: borders of the bins of the histogram, ascending.
+        counts: numbers in each bin, one fewer than edges; the last bin is closed.
+    """
+
+    count: int
+    mean: float
+    sd: float
+    quantiles: dict[float, float]
+    edges: tuple[float, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, values: Tensor) -> PairStatistics | None:
+        """The distribution of values (n,), None if there are none.
+
+        >>> found = PairStatistics.of(torch.tensor([1.0, 2.0, 6.0]))
+        >>> found.mean, found.quantiles[0.5], sum(found.counts)
+        (3.0, 2.0, 3)
+        """
+        if not len(values):
+            return None
+        ordered = values.double().sort().values
+        low, high = float(ordered[0]), float(ordered[-1])
+        edges = torch.linspace(low, high, BINS + 1, dtype=torch.float64) if high > low else ordered[[0, -1]]
+        bins = (torch.searchsorted(edges, ordered.cpu(), right=True) - 1).clamp(0, len(edges) - 2)
+        return cls(
+            len(values),
+            float(ordered.mean()),
+            float(ordered.std()) if len(values) > 1 else 0.0,
+            {level: _quantile(ordered, level) for level in LEVELS},
+            tuple(edges.tolist()),
+            tuple(torch.bincount(bins, minlength=len(edges) - 1).tolist()),
+        )
+
+
+def median(values: Tensor) -> float:
+    """The value in the middle, or halfway between the two that are there.
+
+    >>> median(torch.tensor([5.0, 1.0, 2.0, 9.0]))
+    3.5
+    """
+    return _quantile(values.double().sort().values, 0.5)
+
+
+def _quantile(ordered: Tensor, level: float) -> float:
+    """Linear between neighbours (torch.quantile refuses more than 16 million numbers)."""
+    place = level * (len(ordered) - 1)
+    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
+    return float(below + (place - math.floor(place)) * (above - below))
+
+
+# ----------------------------------------------------------------------
+# What is known about the diversity of a crowd, as a record and as text.
+
+
+@dataclass(frozen=True)
+class Side:
+    """One set of inputs.
+
+    Attributes:
+        examples: how many inputs.
+        crowd: mutual information of all networks together in nats, mean over examples.
+        pairs: mutual information of every pair.
+        within: of pairs from one chain; None where chains are unknown or have one network each.
+        between: of pairs from two chains.
+    """
+
+    examples: int
+    crowd: float
+    pairs: PairStatistics
+    within: PairStatistics | None
+    between: PairStatistics | None
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two networks that are close as functions.
+
+    Attributes:
+        first: number of a network in the crowd.
+        second: number of the other.
+        inside: their mutual information on the inside inputs.
+        outside: the same on the outside inputs, if there are any.
+        share: `inside` by the median over pairs.
+        same_chain: whether they come from one chain; None if that is unknown.
+    """
+
+    first: int
+    second: int
+    inside: float
+    outside: float | None
+    share: float
+    same_chain: bool | None
+
+
+@dataclass(frozen=True)
+class Collapse:
+    """Networks that have become one function.
+
+    Attributes:
+        limit: pairs with an inside mutual information up to this have collapsed.
+        pairs: number of such pairs.
+        within: how many of them come from one chain; None where chains are unknown.
+        functions: number of groups if collapsed pairs are joined: different functions in the crowd.
+    """
+
+    limit: float
+    pairs: int
+    within: int | None
+    functions: int
+
+
+@dataclass(frozen=True, eq=False)
+class Diversity:
+    """How much the networks of a crowd differ as functions. Mutual information is in nats.
+
+    Attributes:
+        networks: the networks that were compared, int64 (M,): numbers in the crowd.
+        of: size of the crowd.
+        inside: on the inputs that the networks were made for.
+        outside: on foreign inputs, if there were any.
+        pearson: correlation over pairs of inside and outside mutual information; None without outside inputs, or
+            where one does not vary. Pairs share networks, so this is no test: M networks count, not M^2 / 2 pairs.
+        spearman: the same of ranks.
+        collapse: pairs of equal or nearly equal functions.
+        closest: the closest pairs, ascending.
+        matrix: mutual information of every pair on the inside inputs, float64 (M, M).
+        outside_matrix: the same on the outside inputs.
+        remarks: sentences about numbers that may mislead.
+    """
+
+    networks: Tensor
+    of: int
+    inside: Side
+    outside: Side | None
+    pearson: float | None
+    spearman: float | None
+    collapse: Collapse
+    closest: tuple[Pair, ...]
+    matrix: Tensor
+    outside_matrix: Tensor | None
+    remarks: tuple[str, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers; without the matrices."""
+        return {
+            "networks": self.networks.tolist(),
+            "of": self.of,
+            "inside": _plain(self.inside),
+            "outside": None if self.outside is None else _plain(self.outside),
+            "pearson": self.pearson,
+            "spearman": self.spearman,
+            "collapse": asdict(self.collapse),
+            "closest": [asdict(pair) for pair in self.closest],
+            "remarks": list(self.remarks),
+        }
+
+    def to_json(self) -> str:
+        """The record as JSON text."""
+        return json.dumps(self.record(), indent=1, allow_nan=False)
+
+    def __str__(self) -> str:
+        """Tables for people."""
+        count = len(self.networks)
+        chosen = "" if count == self.of else f" chosen from {self.of:,}"
+        lines = [f"{count:,} networks{chosen}, {self.inside.pairs.count:,} pairs; mutual information in nats", ""]
+        head = ("", "pairs", "mean", "sd", "min", "5%", "median", "95%", "max")
+        rows = _rows("inside", self.inside) + ([] if self.outside is None else _rows("outside", self.outside))
+        lines += [table([head, *rows], rule=False), ""]
+        lines += [f"all networks together: {self.inside.crowd:.4g} inside"]
+        if self.outside is not None:
+            lines[-1] += f", {self.outside.crowd:.4g} outside"
+        if self.pearson is not None and self.spearman is not None:
+            lines.append(f"inside and outside over pairs: correlation {self.pearson:.3f}, of ranks {self.spearman:.3f}")
+        within = "" if self.collapse.within is None else f" ({self.collapse.within:,} within one chain)"
+        lines += [
+            f"collapsed pairs, up to {self.collapse.limit:.4g}: {self.collapse.pairs:,}{within}; "
+            f"different functions: {self.collapse.functions:,}",
+        ]
+        if self.closest:
+            titles = ("closest", "inside", "of median", "outside", "chain")
+            lines += ["", table([titles, *map(_closest, self.closest)], rule=False)]
+        lines += [line for said in self.remarks for line in ("", said)]
+        return "\n".join(lines)
+
+
+def _plain(side: Side) -> dict[str, Any]:
+    found = asdict(side)
+    for name in ("pairs", "within", "between"):
+        if found[name] is not None:
+            found[name]["quantiles"] = {f"{level:g}": value for level, value in found[name]["quantiles"].items()}
+    return found
+
+
+def _rows(name: str, side: Side) -> list[tuple[str, ...]]:
+    spreads = {name: side.pairs}
+    if side.within is not None and side.between is not None:
+        spreads |= {"  within a chain": side.within, "  between chains": side.between}
+    return [
+        (
+            title,
+            f"{spread.count:,}",
+            *(f"{value:.4g}" for value in (spread.mean, spread.sd)),
+            *(f"{spread.quantiles[level]:.4g}" for level in (0.0, 0.05, 0.5, 0.95, 1.0)),
+        )
+        for title, spread in spreads.items()
+    ]
+
+
+def _closest(pair: Pair) -> tuple[str, ...]:
+    outside = "" if pair.outside is None else f"{pair.outside:.4g}"
+    chain = "" if pair.same_chain is None else ("same" if pair.same_chain else "other")
+    return f"{pair.first} and {pair.second}", f"{pair.inside:.4g}", f"{pair.share:.3g}", outside, chain
+
+
+# ----------------------------------------------------------------------
+# All pairs of some networks, and which of them come from one chain.
+
+
+NOISE = 1e-9  # nats: less than this is rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """The pairs i < j of M networks.
+
+    Attributes:
+        first: i, int64 (pairs,).
+        second: j, int64 (pairs,).
+        same: 1 if both come from one chain, 0 if not, -1 if that is unknown, int64 (pairs,).
+    """
+
+    first: Tensor
+    second: Tensor
+    same: Tensor
+
+    @classmethod
+    def of(cls, count: int, chain: Tensor | None) -> Pairs:
+        """The pairs of `count` networks with chains (count,), -1 or None where they are unknown."""
+        first, second = torch.triu_indices(count, count, 1)
+        chain = torch.full((count,), -1) if chain is None else chain
+        known = (chain[first] >= 0) & (chain[second] >= 0)
+        return cls(first, second, torch.where(known, (chain[first] == chain[second]).long(), -1))
+
+    def values(self, matrix: Tensor) -> Tensor:
+        """The entries (pairs,) of a symmetric matrix (M, M)."""
+        return matrix[self.first, self.second]
+
+    def side(self, matrix: Tensor, examples: int, crowd: float) -> Side:
+        """The distribution of mutual information (M, M) over pairs, by chains."""
+        values = self.values(matrix)
+        whole = PairStatistics.of(values)
+        assert whole is not None  # there are at least two networks
+        return Side(
+            examples, crowd, whole, PairStatistics.of(values[self.same == 1]), PairStatistics.of(values[self.same == 0])
+        )
+
+    def collapse(self, matrix: Tensor, threshold: float) -> Collapse:
+        """The pairs whose entries are at most this share of the median, or rounding."""
+        from scipy.sparse.csgraph import connected_components
+
+        values = self.values(matrix)
+        limit = max(threshold * median(values), NOISE)
+        below = values <= limit
+        known = bool((self.same >= 0).any())
+        groups, _ = connected_components((matrix <= limit).numpy(), directed=False)
+        within = int((below & (self.same == 1)).sum()) if known else None
+        return Collapse(limit, int(below.sum()), within, int(groups))
+
+    def closest(self, matrix: Tensor, foreign: Tensor | None, networks: Tensor, count: int) -> tuple[Pair, ...]:
+        """The pairs with the smallest entries, ascending, with the numbers of `networks` in the crowd."""
+        values = self.values(matrix)
+        middle = median(values)
+        order = values.argsort(stable=True)[:count].tolist()
+        return tuple(
+            Pair(
+                int(networks[self.first[place]]),
+                int(networks[self.second[place]]),
+                float(values[place]),
+                None if foreign is None else float(foreign[self.first[place], self.second[place]]),
+                float(values[place]) / middle if middle > 0 else 0.0,
+                None if self.same[place] < 0 else bool(self.same[place]),
+            )
+            for place in order
+        )
+
+
+# ----------------------------------------------------------------------
+# Numbers about pairs of networks, with intervals that know that pairs share networks.
+
+
+class Resampled(NamedTuple):
+    """A number, its standard error and the ends of its percentile interval over drawings of networks."""
+
+    value: float
+    error: float
+    low: float
+    high: float
+
+
+def mean_of_pairs(matrix: Tensor, generator: torch.Generator, *, draws: int = 1000, level: float = 0.95) -> Resampled:
+    """Mean over pairs of a symmetric matrix (M, M), whose diagonal is not looked at.
+
+    >>> mean_of_pairs(1 - torch.eye(5), torch.Generator(), draws=10)
+    Resampled(value=1.0, error=0.0, low=1.0, high=1.0)
+    """
+    return _resampled((_pairs_only(matrix),), _mean, generator, draws, level)
+
+
+def correlation_of_pairs(
+    first: Tensor, second: Tensor, generator: torch.Generator, *, draws: int = 1000, level: float = 0.95
+) -> Resampled:
+    """Pearson's correlation over pairs of two symmetric matrices (M, M) about the same networks.
+
+    Args:
+        first: one number for each pair.
+        second: another.
+        generator: of the drawings.
+        draws: drawings of the networks.
+        level: of the interval.
+    """
+    if first.shape != second.shape:
+        raise InputError(
+            f"expected two matrices about the same networks, found {tuple(first.shape)} and {tuple(second.shape)}: "
+            "give both for all of them"
+        )
+    return _resampled((_pairs_only(first), _pairs_only(second)), _correlation, generator, draws, level)
+
+
+def _pairs_only(matrix: Tensor) -> Tensor:
+    """In float64, with a diagonal of 0."""
+    return matrix.double().cpu().clone().fill_diagonal_(0)
+
+
+def _sums(counts: Tensor, matrix: Tensor) -> Tensor:
+    """Sum over pairs, each as often as both networks were drawn: c' A c, (draws,)."""
+    return ((counts @ matrix) * counts).sum(1)
+
+
+def _pairs(counts: Tensor) -> Tensor:
+    """Pairs of two different networks in each drawing, in both orders (draws,)."""
+    return counts.sum(1).square() - counts.square().sum(1)
+
+
+def _mean(counts: Tensor, matrix: Tensor) -> Tensor:
+    return _sums(counts, matrix) / _pairs(counts)
+
+
+def _correlation(counts: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    size = len(first)
+    ones = 1 - torch.eye(size, dtype=first.dtype)
+    a, b = (own - ones * own.sum() / (size * (size - 1)) for own in (first, second))
+    x, y = _mean(counts, a), _mean(counts, b)
+    both = _mean(counts, a * b) - x * y
+    return both / ((_mean(counts, a * a) - x * x) * (_mean(counts, b * b) - y * y)).clamp(min=0).sqrt()
+
+
+def _resampled(
+    matrices: tuple[Tensor, ...],
+    statistic: Callable[..., Tensor],
+    generator: torch.Generator,
+    draws: int,
+    level: float,
+) -> Resampled:
+    size = len(matrices[0])
+    if size < 3:
+        raise InputError(f"expected at least 3 networks to draw from, found {size}: add members")
+    chosen = torch.randint(size, (draws, size), generator=generator)
+    counts = torch.zeros(draws, size, dtype=torch.float64).scatter_add_(
+        1, chosen, torch.ones(draws, size, dtype=torch.float64)
+    )
+    value = float(statistic(torch.ones(1, size, dtype=torch.float64), *matrices))
+    found = statistic(counts, *matrices)
+    found = found[found.isfinite()]
+    low, high = torch.quantile(found, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=found.dtype)).tolist()
+    return Resampled(value, float(found.std()), low, high)
+
+
+# ----------------------------------------------------------------------
+# Mutual information of every pair of networks of a crowd, on inputs they know and on foreign ones.
+
+
+HELD = 256 << 20  # bytes of probabilities in memory: inputs are cut into pieces that give as many
+SLICE = 1 << 24  # probabilities of all networks for some examples: what one worker looks at
+_CELLS = 1 << 22  # probabilities that are looked at in float64 at a time
+_COPIES = 4  # of the probabilities in memory: scores, themselves, and what is on its way
+_MATRICES = 8  # float64 (M, M) that a worker or the caller holds
+
+
+def diversity(
+    model: nn.Module,
+    crowd: Networks,
+    inside: Inputs,
+    outside: Inputs | None = None,
+    *,
+    members: int = 1000,
+    threshold: float = 0.1,
+    closest: int = 10,
+    **options: Unpack[PredictOptions],
+) -> Diversity:
+    """Compare every pair of networks as functions, by the mutual information H((p + q) / 2) - (H(p) + H(q)) / 2.
+
+    >>> crowd = Population.from_stacked({"weight": torch.tensor([[[9e9], [0.0]], [[0.0], [9e9]], [[0.0], [9e9]]])})
+    >>> found = diversity(nn.Linear(1, 2, bias=False), crowd, torch.tensor([[1.0]]))
+    >>> found.matrix[0].tolist(), found.collapse.functions  # log 2 for networks that contradict each other
+    ([0.0, 0.6931..., 0.6931...], 2)
+
+    Args:
+        model: the function of a classifier; left exactly as it was.
+        crowd: a Population, whose `chain` says which networks belong together; or a Posterior that is drawn from, with
+            its components as chains.
+        inside: inputs like those the networks were made for.
+        outside: foreign inputs.
+        members: largest number of networks that are compared. Of a larger Population so many are chosen at random by
+            `seed`; a Posterior gives as many as `draws` says.
+        threshold: pairs whose inside mutual information is at most this share of the median have collapsed
+            into one function.
+        closest: how many of the closest pairs are listed.
+        options: as in `predict`; progress is told for each pass over the networks anew.
+
+    Raises:
+        InputError: there are fewer than two networks or two classes, or an option makes no sense.
+    """
+    check_output("probabilities", options)
+    if members < 2 or threshold < 0 or closest < 0:
+        raise InputError(
+            f"expected members >= 2, threshold >= 0 and closest >= 0, found {members}, {threshold} and {closest}: "
+            "correct them"
+        )
+    numbers, crowd, of = _chosen(crowd, members, options)
+    note = stale_statistics(model, crowd, inside, options)
+    if note is not None:
+        warnings.warn(note, StatisticsWarning, stacklevel=2)
+        options = cast("PredictOptions", {**options, "statistics": False})  # it has been said
+    chain = networks_of(crowd, len(numbers), options.get("seed", 0)).chain
+    pairs = Pairs.of(len(numbers), chain)
+    foreign: Tensor | None = None
+    with executor_for(options, **_needs(model, crowd, (inside, outside), options)) as executor:
+        own = cast("PredictOptions", {**options, "executor": executor})
+        own.pop("memory", None)  # seen to above
+        matrix, whole = _information(model, crowd, inside, own, executor)
+        if outside is not None:
+            foreign, far = _information(model, crowd, outside, own, executor)
+    side, other = pairs.side(matrix, examples_in(inside), whole), None
+    together: tuple[float | None, float | None] = None, None
+    if outside is not None and foreign is not None:
+        other = pairs.side(foreign, examples_in(outside), far)
+        here, there = pairs.values(matrix), pairs.values(foreign)
+        together = pearson(here, there), spearman(here, there)
+    collapse, listed = pairs.collapse(matrix, threshold), pairs.closest(matrix, foreign, numbers, closest)
+    remarks = () if note is None else (note,)
+    return Diversity(numbers, of, side, other, *together, collapse, listed, matrix, foreign, remarks)
+
+
+def _chosen(crowd: Networks, members: int, options: PredictOptions) -> tuple[Tensor, Networks, int]:
+    """Numbers of the networks to compare, the crowd of them, and how many there were to choose from."""
+    if not isinstance(crowd, Population):
+        networks_of(crowd, draws := options.get("draws", 100), 0)  # says what is wrong with it
+        return _at_least_two(torch.arange(draws)), crowd, draws
+    count = len(crowd)
+    numbers = torch.arange(count)
+    if count > members:
+        generator = torch.Generator().manual_seed(options.get("seed", 0))
+        numbers = torch.randperm(count, generator=generator)[:members].sort().values
+    return _at_least_two(numbers), crowd if count <= members else crowd[numbers], count
+
+
+def _at_least_two(numbers: Tensor) -> Tensor:
+    if len(numbers) < 2:
+        raise InputError(f"expected at least 2 networks to compare, found {len(numbers)}: add members")
+    return numbers
+
+
+def _needs(
+    model: nn.Module, crowd: Networks, inputs: tuple[Inputs, Inputs | None], options: PredictOptions
+) -> MemoryNeeds:
+    """The memory of the passes over both inputs, and of the matrices of pairs."""
+    networks = networks_of(crowd, options.get("draws", 100), options.get("seed", 0))
+    matrices = _MATRICES * 8 * len(networks) ** 2
+    found = [needs(model, crowd, own, _COPIES * len(networks), options) for own in inputs if own is not None]
+    here = max(min(one["here"], _COPIES * HELD) for one in found)
+    return MemoryNeeds(each=max(one["each"] for one in found) + min(here, 16 * SLICE) + matrices, here=here + matrices)
+
+
+def _information(
+    model: nn.Module, crowd: Networks, inputs: Inputs, options: PredictOptions, executor: Executor
+) -> tuple[Tensor, float]:
+    """Mutual information of every pair, float64 (M, M), and of all networks together; means over examples."""
+    total, whole, examples = torch.zeros(()), 0.0, 0
+    networks = networks_of(crowd, options.get("draws", 100), options.get("seed", 0))
+    answer = answers(model, first_of(networks), inputs)
+    for piece in pieces(answer, len(networks), inputs, HELD):
+        found = _probabilities(model, crowd, piece, options)
+        probabilities = found.movedim(2, -1).flatten(1, -2)  # places of a network that speaks about many
+        step = max(1, SLICE // probabilities[:, 0].numel())
+        slices = (part.contiguous() for part in probabilities.split(step, dim=1))
+        for matrix, everybody in executor.map(_compared, slices, shared=None):
+            total, whole = total + matrix, whole + everybody
+        examples += probabilities.shape[1]
+    return total / examples, whole / examples
+
+
+def _compared(shared: None, probabilities: Tensor) -> tuple[Tensor, float]:
+    """Mutual information of every pair (M, M) and of all networks (M, examples, classes), summed over examples."""
+    matrix = probabilities.shape[1] * pairwise_mutual_information(probabilities).cpu()
+    step = max(1, _CELLS // probabilities[:, 0].numel())
+    return matrix, sum(float(mutual_information(part).sum()) for part in probabilities.split(step, dim=1))
+
+
+def _probabilities(model: nn.Module, crowd: Networks, inputs: Inputs, options: PredictOptions) -> Tensor:
+    """What networks predict; for half precision in float32, because rounded probabilities do not sum to 1."""
+    scores = predict(model, crowd, inputs, output="logits", **options)
+    check_classes(scores)
+    probabilities = scores.softmax(2) if scores.dtype.itemsize >= 4 else scores.softmax(2, dtype=torch.float32)
+    refuse_nan(probabilities, 0)
+    return probabilities

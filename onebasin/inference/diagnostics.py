@@ -1,0 +1,201 @@
+"""Have the chains mixed? R-hat and effective sample size, of what networks compute and of their weights.
+
+Weights of different chains need not agree even when their functions do: hidden units may have changed places. So the
+verdict is about functions; weights are worth a look before and after alignment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.errors import InputError
+from onebasin.functional import Inputs, predictions
+from onebasin.inference.convergence import unfinished, unfinished_sentence
+from onebasin.metrics import ebfmi, ess, rhat
+from onebasin.population import Population
+
+# ----------------------------------------------------------------------
+# How a sampler fared, in a few numbers per chain.
+
+
+_LOST = 0.5  # a chain that diverges in more than this share of its steps gets nowhere either
+_STUCK = 0.01  # a chain that accepts less than this has stopped moving
+
+
+def summary(info: Mapping[str, Tensor]) -> dict[str, Any]:
+    """JSON-able numbers from Info (chains, steps) after warm-up.
+
+    Every entry becomes its mean per chain. For HMC also `exp_energy_change`, the mean of exp(-dH), which is 1 for a
+    correct sampler, `ebfmi`, and the chains that are stuck. For trainings `still_falling`, the chains whose loss had
+    not settled (`onebasin.inference.convergence`), and `notes`, sentences for people.
+    """
+    found: dict[str, Any] = {
+        name: [float(row) for row in value.nanmean(dim=1)]
+        for name, value in info.items()
+        if name not in ("energy", "energy_change", "divergent")
+    }
+    if "divergent" in info:
+        found["divergences"] = [int(row) for row in info["divergent"].nansum(dim=1)]
+        lost = (info["divergent"].nanmean(dim=1) > _LOST).tolist()
+        found["stuck"] = [chain for chain, bad in enumerate(lost) if bad]
+    if "energy_change" in info:
+        change = info["energy_change"]
+        sound = torch.where(torch.isfinite(change), torch.exp(-change), torch.where(change.isnan(), change, 0.0))
+        found["exp_energy_change"] = [float(row) for row in sound.nanmean(dim=1)]
+        slow = [chain for chain, rate in enumerate(found["accepted"]) if rate < _STUCK]
+        found["stuck"] = sorted({*found["stuck"], *slow})
+    if "energy" in info and info["energy"].shape[1] >= 4:
+        found["ebfmi"] = [float(row) for row in ebfmi(info["energy"])]
+    if "loss_fall" in info:
+        fall = found["loss_fall"]
+        found["still_falling"] = chains = unfinished(fall, found["loss_noise"])
+        found["notes"] = [unfinished_sentence(chains, fall)] if chains else []
+    return found
+
+
+# ----------------------------------------------------------------------
+# Have the chains mixed? R-hat and effective sample size, of what networks compute and of their weights.
+
+
+MIXED = 1.05  # an R-hat above this says that chains disagree, or drift
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Summary over many quantities.
+
+    Attributes:
+        worst_rhat: the largest R-hat (rank-normalised, split).
+        median_rhat: the median.
+        share_mixed: share of quantities with R-hat below 1.05.
+        least_bulk: smallest effective sample size in the bulk.
+        median_bulk: the median.
+        least_tail: smallest effective sample size in the tails.
+        quantities: how many there are; those that never vary are left out.
+    """
+
+    worst_rhat: float
+    median_rhat: float
+    share_mixed: float
+    least_bulk: float
+    median_bulk: float
+    least_tail: float
+    quantities: int
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What `diagnose` found; print it.
+
+    Attributes:
+        functions: of outputs on the given inputs; None without model and inputs.
+        weights: tensor name -> of its entries.
+        chains: number of chains.
+        draws: draws of each.
+        sampler: how the sampler fared, from the population's provenance.
+    """
+
+    functions: Mixing | None
+    weights: Mapping[str, Mixing]
+    chains: int
+    draws: int
+    sampler: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether every output has R-hat below 1.05."""
+        return self.functions is not None and self.functions.worst_rhat < MIXED
+
+    def __str__(self) -> str:
+        """A table a person can read."""
+        named = {"functions": self.functions, **self.weights} if self.functions else dict(self.weights)
+        width = max([len(name) for name in named] + [8])
+        head = f"{'':{width}}  worst R-hat  median  below {MIXED}  least ESS (bulk, tail)  median ESS  quantities"
+        rows = [
+            f"{name:{width}}  {mixing.worst_rhat:11.3f}  {mixing.median_rhat:6.3f}  {mixing.share_mixed:10.1%}"
+            f"  {mixing.least_bulk:12.0f}, {mixing.least_tail:8.0f}  {mixing.median_bulk:10.0f}"
+            f"  {mixing.quantities:10,}"
+            for name, mixing in named.items()
+            if mixing is not None
+        ]
+        return "\n".join([f"{self.chains} chains of {self.draws} draws", head, *rows])
+
+
+def diagnose(
+    population: Population,
+    model: nn.Module | None = None,
+    inputs: Inputs | None = None,
+    *,
+    outputs: str | None = None,
+    weights: bool = True,
+) -> Diagnosis:
+    """Return R-hat and effective sample sizes in function space and in weight space.
+
+    Args:
+        population: draws of several chains (`population.chain`); at least 4 of each.
+        model: the function; without it only weights are looked at.
+        inputs: where functions are compared.
+        outputs: "probabilities" applies a softmax, "raw" takes outputs as they are; by default what the likelihood of
+            the run suggests.
+        weights: whether weights are looked at.
+    """
+    if outputs not in (None, "probabilities", "raw"):
+        raise InputError(f'expected outputs "probabilities" or "raw", found {outputs!r}: choose one of them')
+    if (model is None) != (inputs is None):
+        raise InputError("expected a model and inputs, found one of them: functions are compared with both")
+    rows = chain_rows(population)
+    functions = None
+    if model is not None and inputs is not None:
+        found = predictions(model, population, inputs)
+        if (outputs or _suggested(population)) == "probabilities":
+            found = found.softmax(-1)
+        functions = mixing(found[rows])
+    real = [name for name, tensor in population.spec.items() if tensor.dtype.is_floating_point] if weights else []
+    each = {name: mixing(population.tensor(name)[rows]) for name in real}
+    varying = {name: found for name, found in each.items() if found.quantities}
+    return Diagnosis(functions, varying, rows.shape[0], rows.shape[1], population.provenance.get("diagnostics", {}))
+
+
+def chain_rows(population: Population) -> Tensor:
+    """Members of each chain in their order, (chains, draws); longer chains are cut to the shortest."""
+    chain = population.chain
+    if chain is None:
+        chain = torch.zeros(len(population), dtype=torch.int64)
+    rows = [(chain == number).nonzero()[:, 0] for number in chain.unique()]
+    shortest = min((len(row) for row in rows), default=0)
+    if shortest < 4:
+        raise InputError(f"expected at least 4 draws of each chain, found {shortest}: draw more before judging")
+    return torch.stack([row[:shortest] for row in rows])
+
+
+def mixing(values: Tensor) -> Mixing:
+    """Summarise quantities (chains, draws, ...); one that never varies says nothing and is left out."""
+    flat = values.flatten(2) if values.dim() > 2 else values[:, :, None]
+    flat = flat[:, :, (flat != flat[:1, :1]).flatten(0, 1).any(0)]
+    if not flat.shape[2]:
+        unknown = float("nan")
+        return Mixing(unknown, unknown, unknown, unknown, unknown, unknown, 0)
+    ratio, bulk, tail = rhat(flat), ess(flat, "bulk"), ess(flat, "tail")
+    return Mixing(
+        _largest(ratio),
+        float(ratio.nanmedian()),
+        float((ratio < MIXED).double().mean()),
+        -_largest(-bulk),
+        float(bulk.nanmedian()),
+        -_largest(-tail),
+        len(ratio),
+    )
+
+
+def _largest(values: Tensor) -> float:
+    """The largest entry; NaN, which nobody can vouch for, counts as infinite."""
+    return float(values.nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=-float("inf")).max())
+
+
+def _suggested(population: Population) -> str:
+    return "probabilities" if population.provenance.get("likelihood") == "categorical" else "raw"

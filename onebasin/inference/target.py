@@ -1,0 +1,463 @@
+"""From a model and data to a Target: the user's module as a function of one network's weights."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from onebasin.errors import InputError
+from onebasin.functional import (
+    Bound,
+    Inputs,
+    batches,
+    call_arguments,
+    check_class_numbers,
+    check_targets,
+    frozen_norms,
+    global_seed,
+    kind_of_targets,
+    moved,
+    one_tensor,
+)
+from onebasin.inference.compile import Function, compiled
+from onebasin.inference.layout import ParameterLayout, Prior, Scale, is_frozen
+from onebasin.inference.likelihood import LogLikelihood, Noise, bernoulli, categorical, check_shares, choose
+from onebasin.inference.seeds import Streams, derived, generator
+from onebasin.parallel import settled
+from onebasin.state import State, state_of
+
+# ----------------------------------------------------------------------
+# Which examples a step sees: every chain goes through its own shuffled data, epoch by epoch.
+
+
+class Minibatches:
+    """Rows (chains, n) for each step; a function of the seed, the chain and the step alone.
+
+    An epoch has floor(N / n) batches, so that all are equally large; what is left over differs from epoch to epoch.
+
+    >>> streams = Streams(0, chains=[0, 1], block=0)
+    >>> Minibatches(examples=10, size=5).rows(0, streams).shape
+    torch.Size([2, 5])
+    """
+
+    def __init__(self, examples: int, size: int | None) -> None:
+        if size is not None and size < 1:
+            raise InputError(f"a mini-batch has at least 1 example, found batch={size}: leave it out for all examples")
+        self.examples, self.size = examples, None if size is None or size >= examples else size
+        self._orders: dict[tuple[int, int, int], Tensor] = {}
+
+    @property
+    def per_epoch(self) -> int:
+        """Steps in one epoch."""
+        return 1 if self.size is None else self.examples // self.size
+
+    def rows(self, step: int, streams: Streams) -> Tensor | None:
+        """Rows of this step, None for the whole data."""
+        if self.size is None:
+            return None
+        epoch, place = divmod(step, self.per_epoch)
+        wanted = [(streams.seed, chain, epoch) for chain in streams.chains]
+        if any(key not in self._orders for key in wanted):
+            self._orders = {
+                key: torch.randperm(self.examples, generator=generator(key[0], "order", key[1], key[2]))
+                for key in wanted
+            }
+        rows = slice(place * self.size, (place + 1) * self.size)
+        return torch.stack([self._orders[key][rows] for key in wanted])
+
+
+# ----------------------------------------------------------------------
+# The posterior as a function of flat positions: potential and gradient of many chains at once.
+
+
+PIECE = 4096  # examples in one pass over the whole data; bounds the memory of activations
+
+
+class DensityEvaluation(NamedTuple):
+    """What one pass over the data (or a mini-batch) tells about every chain.
+
+    Attributes:
+        gradient: dU/dtheta (chains, D).
+        log_likelihood: of the whole data, or its estimate from the mini-batch; float64 (chains,).
+        log_prior: float64 (chains,).
+        rest: what is carried beside the weights; new running statistics after a pass in training mode.
+    """
+
+    gradient: Tensor
+    log_likelihood: Tensor
+    log_prior: Tensor
+    rest: State
+
+    @property
+    def potential(self) -> Tensor:
+        """U, float64 (chains,)."""
+        return -(self.log_likelihood + self.log_prior)
+
+    @property
+    def finite(self) -> Tensor:
+        """Whether potential and gradient are numbers, (chains,)."""
+        return torch.isfinite(self.gradient).all(1) & torch.isfinite(self.potential)
+
+
+# What is known of a single network, without a chain axis: (sampled weights, rest, data, training mode) -> log
+# likelihoods (n,) of the examples in `data`, and the rest after the pass.
+OneNetwork = Callable[[Mapping[str, Tensor], State, Any, bool], tuple[Tensor, State]]
+
+
+class Outputs(Protocol):
+    """The model as a function of one network's weights, for those who look inside: curvature, activations.
+
+    Attributes:
+        model: the module that is called; hooks may be put on it and must be taken off again.
+        constant: names of running means that training does not touch.
+    """
+
+    model: nn.Module
+    constant: frozenset[str]
+
+    def __call__(self, sampled: Mapping[str, Tensor], rest: State, call: Any, training: bool) -> tuple[Tensor, State]:
+        """The outputs (n, ...), and the rest as the pass has left it."""
+
+
+class Mode(NamedTuple):
+    """How a pass is made.
+
+    Attributes:
+        own: every chain has a mini-batch of its own.
+        prior: whether the prior is added; once in several pieces.
+        training: the model's training mode.
+        factor: N / n.
+    """
+
+    own: bool
+    prior: bool
+    training: bool
+    factor: float
+
+
+class Ready(NamedTuple):
+    """A pass for certain shapes; what is compiled draws no random numbers."""
+
+    function: Function
+    compiled: bool
+
+
+@dataclass(eq=False)
+class Target:
+    """The density exp(-U(theta)) that is to be sampled.
+
+    Attributes:
+        layout: where the weights lie.
+        prior: the Gaussian prior.
+        one: what is known of a single network.
+        leaves: the tensors of inputs and targets, examples on the first axis; empty without data.
+        structure: how `data` for `one` is made of the leaves.
+        examples: N.
+        rest: what a network carries beside its sampled weights.
+        compile: whether gradients are compiled.
+        piece: examples in one pass over the whole data.
+        outputs: the model's outputs for the arguments in `data`; None without data.
+        likelihood: the log probability of the targets in `data` given these outputs; None without data.
+    """
+
+    layout: ParameterLayout
+    prior: Prior
+    one: OneNetwork
+    leaves: list[Tensor]
+    structure: Any
+    examples: int
+    rest: State
+    compile: bool = False
+    piece: int = PIECE
+    outputs: Outputs | None = None
+    likelihood: LogLikelihood | None = None
+    _made: dict[tuple[Any, ...], Ready] = field(default_factory=dict)
+
+    def rest_of(self, chains: int) -> State:
+        """The model's own rest, once per chain (chains, ...)."""
+        return {name: value.expand(chains, *value.shape).clone() for name, value in self.rest.items()}
+
+    def __call__(
+        self, position: Tensor, rest: State, rows: Tensor | None = None, *, training: bool = False, seed: int = 0
+    ) -> DensityEvaluation:
+        """Potential and gradient at positions (chains, D).
+
+        Args:
+            position: the weights.
+            rest: what each chain carries beside them (chains, ...).
+            rows: None for the whole data; indices (n,) of a mini-batch shared by all chains, or (chains, n).
+            training: run the model in training mode: batch statistics are used and running ones updated, dropout drops.
+            seed: of the model's own random numbers in training mode.
+        """
+        with torch.no_grad():
+            if rows is not None:
+                taken, factor = [leaf[rows] for leaf in self.leaves], self.examples / rows.shape[-1]
+                return self._pass(position, rest, taken, Mode(rows.dim() == 2, True, training, factor), seed)
+            if self.examples <= self.piece:
+                return self._pass(position, rest, self.leaves, Mode(False, True, training, 1.0), seed)
+            return self._pieces(position, rest, training, seed)
+
+    def log_density(self, position: Tensor, rest: State) -> Tensor:
+        """Log likelihood of the whole data + log prior, in evaluation mode, float64 (chains,)."""
+        return -self(position, rest).potential
+
+    def _pieces(self, position: Tensor, rest: State, training: bool, seed: int) -> DensityEvaluation:
+        """The whole data, piece by piece; gradients and log likelihoods add up."""
+        total: DensityEvaluation | None = None
+        for number, (rows, _) in enumerate(batches(tuple(self.leaves), self.piece)):
+            taken = [leaf[rows] for leaf in self.leaves]
+            mode = Mode(False, total is None, training, 1.0)
+            found = self._pass(position, rest, taken, mode, derived(seed, "piece", number))
+            rest = found.rest
+            if total is not None:
+                likelihood = total.log_likelihood + found.log_likelihood
+                found = DensityEvaluation(total.gradient + found.gradient, likelihood, total.log_prior, rest)
+            total = found
+        assert total is not None  # there are leaves
+        return total
+
+    def _pass(self, position: Tensor, rest: State, taken: list[Tensor], mode: Mode, seed: int) -> DensityEvaluation:
+        arguments = [position, *rest.values(), *taken]
+        key = (mode, *(tensor.shape for tensor in arguments))
+        if key not in self._made:
+            self._made[key] = self._ready(list(rest), arguments, mode)
+        ready = self._made[key]
+        with global_seed(seed) if mode.training and not ready.compiled else nullcontext():
+            gradient, likelihood, prior, *changed = ready.function(*arguments)
+        after = dict(zip(rest, changed, strict=True)) if mode.training else rest
+        return DensityEvaluation(gradient, likelihood, prior, after)
+
+    def _ready(self, names: Sequence[str], arguments: list[Tensor], mode: Mode) -> Ready:
+        made = self._vectorised(names, mode)
+        with global_seed(0):  # trials must not move the generator
+            try:
+                made(*arguments)
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:  # vmap refuses in many ways
+                raise InputError(
+                    f"the model could not be computed for {len(arguments[0])} chains at once ({type(error).__name__}: "
+                    f"{error}): it must work under torch.func.functional_call and vmap, in "
+                    f"{'training' if mode.training else 'evaluation'} mode with {_examples(arguments, mode)}"
+                ) from error
+            fast = compiled(made, arguments) if self.compile else None
+        return Ready(fast or made, fast is not None)
+
+    def _vectorised(self, names: Sequence[str], mode: Mode) -> Function:
+        """All chains in one pass, as a function of flat tensors."""
+        layout, prior = self.layout, self.prior
+
+        def negative(sampled: State, rest: State, data: list[Tensor]) -> tuple[Tensor, tuple[Tensor, State]]:
+            given = tree_unflatten(data, self.structure) if data else None
+            values, after = self.one(sampled, rest, given, mode.training)
+            return -mode.factor * values.sum(), (mode.factor * values.detach().double().sum(), after)
+
+        axes = (0, 0, 0 if mode.own else None)
+        several = vmap(grad(negative, has_aux=True), in_dims=axes, randomness="different")
+
+        def function(position: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+            rest = dict(zip(names, others[: len(names)], strict=True))
+            with warnings.catch_warnings():
+                # An operation without a batching rule is looped over by torch, which then warns that this is slow.
+                warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
+                slopes, (likelihood, after) = several(layout.split(position), rest, list(others[len(names) :]))
+            gradient = torch.cat([slopes[name].reshape(len(position), -1) for name in layout.names], dim=1)
+            before = torch.zeros_like(likelihood)
+            if mode.prior:
+                gradient = gradient + prior.precision * position
+                before = prior.log_density(position)
+            return (gradient, likelihood, before, *([after[name] for name in names] if mode.training else []))
+
+        return function
+
+
+def _examples(arguments: list[Tensor], mode: Mode) -> str:
+    """How many examples a pass sees, for messages."""
+    count = arguments[-1].shape[1 if mode.own else 0] if len(arguments) > 1 and arguments[-1].dim() else 0
+    return f"{count} examples"
+
+
+# ----------------------------------------------------------------------
+# From a model and data to a Target: the user's module as a function of one network's weights.
+
+
+Data = tuple[Inputs, Tensor] | None
+LogDensity = Callable[[Mapping[str, Tensor]], Tensor]
+
+
+class Density(TypedDict, total=False):
+    """What the posterior is, apart from model and data.
+
+    Attributes:
+        prior: standard deviation of the Gaussian prior; a dict of them by tensor name or pattern; None for a flat one.
+        likelihood: "categorical", "bernoulli", "gaussian" or a function (outputs, targets) -> (examples,).
+        noise: standard deviation of gaussian targets, or "learned".
+        log_density: a function of one network's parameters that replaces prior and likelihood; then there are no data.
+        compile: compile gradients; by default where a C++ compiler is found and the run is long.
+        piece: examples in one pass over the whole data.
+    """
+
+    prior: Scale
+    likelihood: str | LogLikelihood | None
+    noise: Noise
+    log_density: LogDensity | None
+    compile: bool | None
+    piece: int
+
+
+class Called:
+    """A copy of the model, called with somebody else's weights; the original is never touched again."""
+
+    def __init__(self, model: nn.Module, layout: ParameterLayout) -> None:
+        self.layout = layout
+        self.model = copy.deepcopy(model)
+        self.frozen = [module for module in self.model.modules() if is_frozen(module)]  # stay in evaluation mode
+        self.model.to(layout.dtype).requires_grad_(False)
+        self._train()
+        self.constant = frozen_norms(self.model)
+        self.model.eval()
+        stored = layout.spec
+        # Buffers outside of the state dict are part of the function.
+        self.fixed = {name: value for name, value in self.model.named_buffers() if name not in stored}
+
+    def __call__(self, sampled: Mapping[str, Tensor], rest: State, call: Any, training: bool) -> tuple[Tensor, State]:
+        """The outputs, and the rest as the pass has left it."""
+        if training:
+            self._train()
+        else:
+            self.model.eval()
+        after = {name: value.clone() for name, value in rest.items()} if training else rest
+        weights = {**self.fixed, **self.layout.everything(sampled, after)}
+        arguments, options = call
+        return one_tensor(
+            self.model, functional_call(self.model, weights, arguments, options, tie_weights=False)
+        ), after
+
+    def _train(self) -> None:
+        """Training mode for all but what is frozen."""
+        self.model.train()
+        for module in self.frozen:
+            module.training = False
+
+
+def target_of(model: nn.Module, data: Data, **options: Unpack[Density]) -> Target:
+    """The posterior of a model's weights given data, or another density over them.
+
+    >>> target = target_of(nn.Linear(2, 1), (torch.zeros(5, 2), torch.zeros(5)), noise=0.5, prior=2.0)
+    >>> target(torch.zeros(3, 3), target.rest_of(3)).gradient.shape
+    torch.Size([3, 3])
+    """
+    layout = ParameterLayout.of(model)
+    custom = options.get("log_density")
+    if custom is not None and (data is not None or "prior" in options or "likelihood" in options):
+        raise InputError(
+            "log_density= is the whole density, but data, prior or likelihood were given too: leave them out, or put "
+            "them into the function"
+        )
+    prior = Prior.of(layout, None if custom is not None else options.get("prior", 1.0))
+    rest = layout.rest(model)
+    compile_, piece = bool(options.get("compile")), options.get("piece", PIECE)
+
+    if custom is not None or data is None:
+
+        def alone(sampled: Mapping[str, Tensor], own: State, given: Any, training: bool) -> tuple[Tensor, State]:
+            if custom is None:
+                return sampled[layout.names[0]].new_zeros(1), own
+            return custom(sampled).reshape(1), own
+
+        if custom is not None:
+            _check_density(custom, {name: value.detach() for name, value in model.named_parameters()})
+        return Target(layout, prior, alone, [], None, 0, rest, compile_, piece)
+
+    call, targets = _checked(model, layout, data)
+    likelihood = _likelihood(model, data, targets, options.get("likelihood"), options.get("noise"))
+    leaves, structure = tree_flatten((call, targets))
+    if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
+        raise InputError(
+            "expected only tensors with one row per example as inputs of the model: bind other arguments with a "
+            "wrapper module"
+        )
+    called = Called(model, layout)
+    return Target(
+        layout,
+        prior,
+        judged(called, likelihood),
+        settled(leaves),
+        structure,
+        len(targets),
+        rest,
+        compile_,
+        piece,
+        called,
+        likelihood,
+    )
+
+
+def judged(called: Outputs, likelihood: LogLikelihood) -> OneNetwork:
+    """The log likelihoods of one network, from its outputs."""
+
+    def one(sampled: Mapping[str, Tensor], own: State, given: Any, training: bool) -> tuple[Tensor, State]:
+        arguments, goal = given
+        outputs, after = called(sampled, own, arguments, training)
+        return likelihood(outputs, goal), after
+
+    return one
+
+
+def _checked(model: nn.Module, layout: ParameterLayout, data: tuple[Inputs, Tensor]) -> tuple[Any, Tensor]:
+    """Inputs as arguments and targets, on the model's device and in its working dtype."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise InputError(f"expected data as a pair (inputs, targets), found {type(data).__name__}: give (x, y)")
+    inputs, targets = data[0], torch.as_tensor(data[1])
+    check_targets(inputs, targets)
+    call = moved(call_arguments(inputs), layout.device, layout.dtype)
+    for leaf in [*tree_flatten(call)[0], targets]:
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            raise InputError("expected finite data, found NaN or infinity: leave these examples out")
+    kind = layout.dtype if targets.is_floating_point() else torch.int64
+    return call, targets.to(device=layout.device, dtype=kind)
+
+
+def _likelihood(
+    model: nn.Module, data: tuple[Inputs, Tensor], targets: Tensor, kind: str | LogLikelihood | None, noise: Noise
+) -> LogLikelihood:
+    """Choose the likelihood by what the model gives for a few examples; refuse a model without a definite answer."""
+    rows, call = next(batches(data[0], 8))
+    bound = Bound(model, state_of(model))
+    outputs = bound(call)
+    with global_seed(1):
+        again = bound(call)
+        if not torch.allclose(outputs, again, rtol=0, atol=0, equal_nan=True):
+            raise InputError(
+                f"expected one output for one network, but {type(model).__name__} draws random numbers in evaluation "
+                "mode: use nn.Dropout, or dropout with training=self.training"
+            )
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and module.running_mean is None:
+            raise InputError(
+                f"expected batch norm with running statistics, found {name!r} without: its outputs depend on who else "
+                "is in the batch, so that weights alone have no density; use track_running_stats=True"
+            )
+    if not callable(kind):
+        kind = kind_of_targets(targets, kind, noise)
+    chosen = choose(kind, noise, outputs, targets[rows].to(outputs.device))
+    if chosen is categorical:
+        check_class_numbers(targets, outputs.shape[1])
+    elif chosen is bernoulli:
+        check_shares(targets)
+    return chosen
+
+
+def _check_density(log_density: LogDensity, parameters: State) -> None:
+    value = log_density(parameters)
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        found = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise InputError(f"expected one number, as a tensor, from log_density, found {found}: sum over all weights")

@@ -1,0 +1,162 @@
+"""Import networks that others saved: safetensors, and torch files without running their code."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onebasin.errors import OnebasinError, StorageError, UnsafeFileError, first_line
+from onebasin.population.sources import FileSource, MemorySource, Source
+from onebasin.state import Spec, spec_of
+from onebasin.storage import TensorFile, check_plain, check_torch_file
+
+TORCH_SUFFIXES = (".pt", ".pth", ".th", ".ckpt")
+SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
+
+# Where training scripts put the weights, in the order in which we look; averaged weights only if nothing else is there.
+_NESTED = re.compile(r"state_dict|model_state_dict|model|net|network|params|weights|module|ema.*|.*_ema")
+_WRAPPERS = ("module.", "_orig_mod.")  # DataParallel and torch.compile
+
+
+def natural_key(path: PurePath) -> list[list[tuple[int, str]]]:
+    """Sort `net10` after `net9`, in every folder of the path.
+
+    >>> sorted([Path("net10.pt"), Path("net9.pt")], key=natural_key)[0].name
+    'net9.pt'
+    """
+    return [[*map(_piece_key, re.split(r"(\d+)", part)), (-1, part)] for part in path.parts]  # net1, then net01
+
+
+def _piece_key(piece: str) -> tuple[int, str]:
+    """Numbers by value, however long they are; text before them."""
+    digits = piece.lstrip("0")
+    return (len(digits), digits) if piece.isdecimal() else (-1, piece)
+
+
+def network_paths(folder: Path) -> list[Path]:
+    """List the files of a folder that may hold a network, in natural order."""
+    found = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
+    return sorted((path for path in found if path.is_file()), key=natural_key)
+
+
+def own_names(names: Iterable[str], expected: Iterable[str] | None = None) -> dict[str, str]:
+    """Map clean names to stored ones: a wrapper's prefix that all names share is stripped.
+
+    With `expected` names, any shared prefix is stripped that makes them agree, and none if they agree already.
+
+    >>> own_names(["module.fc.weight", "module.fc.bias"])
+    {'fc.weight': 'module.fc.weight', 'fc.bias': 'module.fc.bias'}
+    """
+    names = list(names)
+    wanted = None if expected is None else set(expected)
+    if wanted is not None and wanted:
+        first = min(wanted)
+        for name in names:
+            prefix = name.removesuffix(first)
+            if name.endswith(first) and {prefix + other for other in wanted} == set(names):
+                return {other.removeprefix(prefix): other for other in names}
+    prefix = ""
+    while True:
+        found = [item for item in _WRAPPERS if names and all(name.startswith(prefix + item) for name in names)]
+        if not found:
+            return {name.removeprefix(prefix): name for name in names}
+        prefix += found[0]
+
+
+def file_source(file: TensorFile, expected: Spec | None = None) -> tuple[Source, Spec]:
+    """Take a safetensors file of somebody else as one network; its tensors stay on the disk."""
+    if not file.entries:
+        raise StorageError(f"{file.path} holds no tensor: choose a file with the weights of a network")
+    stored = own_names(file.entries, expected)
+    return FileSource(file, stored, 1, stacked=False), {name: file.entries[stored[name]].spec for name in stored}
+
+
+def torch_sources(path: Path, expected: Spec | None = None) -> list[tuple[Source, Spec]]:
+    """Read a torch file as one network, or as several when it holds a list of state dicts."""
+    content = load_weights(path)
+    several = isinstance(content, list | tuple) and content and all(isinstance(item, Mapping) for item in content)
+    sources: list[tuple[Source, Spec]] = []
+    found = [(item, _find_state(item)) for item in (content if several else [content])]
+    check_plain((state for _, state in found), path)
+    for item, state in found:
+        if not state:
+            named = [key[:80] for key in item if isinstance(key, str)][:6] if isinstance(item, Mapping) else []
+            keys = ", ".join(named) or f"a {type(item).__name__} without names"
+            raise StorageError(
+                f"expected a state dict in {path}, found {keys}: "
+                "load it yourself and pass the dict of tensors to Population.from_states"
+            )
+        stored = own_names(state, expected)
+        clean = {name: state[stored[name]].detach() for name in stored}
+        sources.append((MemorySource({name: value[None] for name, value in clean.items()}, 1), spec_of(clean)))
+    return sources
+
+
+def _find_state(content: Any, depth: int = 3) -> dict[str, Tensor]:
+    """Find the dict of tensors in a checkpoint: under a usual key, or the content itself, or its only such dict."""
+    if not isinstance(content, Mapping) or depth == 0:
+        return {}
+    order = _NESTED.pattern.split("|")
+    usual = [key for key in content if isinstance(key, str) and _NESTED.fullmatch(key)]
+    usual.sort(key=lambda key: order.index(key) if key in order else len(order))
+    for key in usual:
+        if found := _find_state(content[key], depth - 1):
+            return found
+    own = {key: value for key, value in content.items() if isinstance(key, str) and isinstance(value, Tensor)}
+    if own:
+        return own
+    inner = [found for value in content.values() if (found := _find_state(value, depth - 1))]
+    return inner[0] if len(inner) == 1 else {}
+
+
+def load_weights(path: Path) -> Any:
+    """Load a torch file onto the CPU without running code; zip files are mapped.
+
+    Raises:
+        UnsafeFileError: when the pickle asks for anything but tensors and plain values. It is not executed.
+        StorageError: when the file is empty, truncated or no torch file.
+    """
+    try:
+        check_torch_file(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about odd files, each of which we refuse in our own words
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except FileNotFoundError as error:
+        raise StorageError(f"{path} does not exist: check the path") from error
+    except OnebasinError:
+        raise
+    except Exception as error:  # a corrupt pickle can fail in any way
+        if code := _wanted_code(path, error):
+            raise UnsafeFileError(
+                f"{path} asks to run {code}, expected only tensors; it was not run. If you trust the file, load it "
+                "yourself and pass the state_dict() to Population.from_states"
+            ) from error
+        raise StorageError(
+            f"expected a whole torch file, but {path} is truncated, corrupt or something else "
+            f"({first_line(error, 120)}): copy it again from its source, or move it away to go on without it"
+        ) from error
+
+
+def _wanted_code(path: Path, error: Exception) -> str:
+    """Name what the file wanted to run, or nothing if it is merely damaged."""
+    if "TorchScript" in str(error):
+        return "a TorchScript program"
+    if not isinstance(error, pickle.UnpicklingError):
+        return ""
+    if found := re.search(r"GLOBAL ([\w.]*\w)", str(error)):
+        return found[1]
+    # A pickle (first byte 0x80) with instructions that torch never writes.
+    return "an unknown pickle" if "Unsupported operand" in str(error) and _first_byte(path) == b"\x80" else ""
+
+
+def _first_byte(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(1)

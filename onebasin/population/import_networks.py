@@ -1,0 +1,210 @@
+"""Stream networks from wherever they are into a population folder, with bounded memory.
+
+Networks are written shard by shard into FOLDER.importing, which becomes FOLDER when all are there. An import that was
+killed goes on after the last whole shard, and ends with what it would have ended with undisturbed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onebasin.errors import InputError, StorageError
+from onebasin.population.archive import contents_of, is_archive, networks_in, ordered_networks
+from onebasin.population.files import own_names
+from onebasin.population.hub import NetworkSource, find
+from onebasin.population.population import members_of, open_parts, relative_names
+from onebasin.population.shard import MANIFEST, read_manifest, shard_paths
+from onebasin.population.sources import gather
+from onebasin.population.writer import PopulationWriter, block_members, member_bytes
+from onebasin.state import Spec, State, TensorSpec, check_spec, dtype_name, spec_of
+from onebasin.storage import disk_errors, is_taken, leftovers, make_folder, need_space, sha256_of, sync_folder
+
+UNFINISHED = ".importing"
+_WRITER = "import"
+
+Progress = Callable[[int, int, str], None]
+Member = tuple[State, int | None, float | None]  # weights, chain, log density
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file or folder of the source: how many networks it has, and for an archive their names in order."""
+
+    path: Path
+    count: int
+    names: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class ImportPlan:
+    """All that is known before the first network is written."""
+
+    pieces: Sequence[Piece]
+    spec: Spec
+    provenance: Mapping[str, Any]
+
+    @property
+    def members(self) -> int:
+        """Networks in all pieces."""
+        return sum(piece.count for piece in self.pieces)
+
+
+def import_networks(
+    where: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    *,
+    spec: Spec | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Write the networks of a source into a new population folder; call it again after an interruption.
+
+    Members are in natural order of their names. Archives are read twice if they are in this order, and more often if
+    not: once more for each 256 MB that wait for their turn.
+
+    Args:
+        where: a folder, a file, an archive, a pattern, or a name on the hub.
+        folder: the population.
+        spec: refuse networks of other names or shapes; a shared prefix of names is stripped.
+        progress: called with networks done, all networks, and what is being done.
+
+    Returns:
+        The folder. If it is there already and holds this very import, nothing is done.
+
+    Raises:
+        InputError: the folder holds something else.
+        StorageError, UnsafeFileError, SpecError: something in the source cannot be read or differs.
+        DiskError: the disk is full.
+    """
+    target, show = Path(folder), progress or (lambda done, members, doing: None)
+    if is_taken(target) and not (target / MANIFEST).exists():
+        raise InputError(f"expected a new or empty folder, but {target} holds something else: choose another path")
+    plan = _plan(find(Path(where)).fetched(), spec, show)
+    if (target / MANIFEST).exists():
+        _check_same(target, plan)
+        return target
+    unfinished = target.with_name(target.name + UNFINISHED)
+    make_folder(target.parent)
+    writer = PopulationWriter(unfinished, plan.spec, provenance=plan.provenance, name=_WRITER)
+    _check_same(unfinished, plan)
+    _check_beginning(writer, plan)
+    need_space(unfinished, (plan.members - writer.written) * member_bytes(plan.spec))
+    try:
+        _write(writer, plan, show)
+        _finish(unfinished, target)
+    except FileNotFoundError as error:
+        raise StorageError(f"{error.filename or unfinished} is gone: another import may have finished it") from error
+    return target
+
+
+def _write(writer: PopulationWriter, plan: ImportPlan, show: Progress) -> None:
+    # Not as a context, which would write a short shard when it is interrupted, where an undisturbed run has a full one.
+    for done, (state, chain, log_density) in enumerate(_stream(plan, writer.written), start=writer.written + 1):
+        writer.append(state, chain=chain, log_density=log_density)
+        show(done, plan.members, "importing")
+    writer.flush()
+
+
+def _plan(place: NetworkSource, given: Spec | None, show: Progress) -> ImportPlan:
+    """Look at every file once: how many networks, under which names, of which shapes."""
+    paths = [member for path in place.paths for member in members_of(path)]
+    spec = _named_as(given, _stored_spec(paths[0]), str(paths[0]))
+    pieces, archives = list[Piece](), list[dict[str, Any]]()
+    for number, path in enumerate(paths):
+        show(number, len(paths), f"looking through {path.name}")
+        if is_archive(path):
+            names = contents_of(path).names
+            pieces.append(Piece(path, len(names), names))
+            archives.append({"name": path.name, "sha256": sha256_of(path), "networks": len(names)})
+        else:
+            parts = open_parts(path, None if given is None else spec)
+            check_spec(parts.spec, spec, where=f"{path}, compared with {paths[0].name},")
+            pieces.append(Piece(path, len(parts)))
+    files = [path for path in paths if not is_archive(path)]
+    provenance = {
+        "source": place.name,
+        **place.origin,
+        "networks": sum(piece.count for piece in pieces),
+        "dtypes": sorted({dtype_name(tensor.dtype) for tensor in spec.values()}),
+        **({"archives": archives} if archives else {}),
+        **({"files": relative_names(files), "bytes": sum(_size(path) for path in files)} if files else {}),
+    }
+    return ImportPlan(pieces, spec, provenance)
+
+
+def _stored_spec(path: Path) -> Spec:
+    """Shapes and dtypes of the first network, under its own names."""
+    return spec_of(next(networks_in(path))[1]) if is_archive(path) else open_parts(path, None).spec
+
+
+def _named_as(given: Spec | None, stored: Spec, where: str) -> Spec:
+    """The stored spec under the names that were given; shapes must agree, and dtypes need not."""
+    found = {name: stored[old] for name, old in own_names(stored, given).items()}
+    if given is not None:
+        wanted = {name: TensorSpec(tensor.shape, found.get(name, tensor).dtype) for name, tensor in given.items()}
+        check_spec(found, wanted, where=where)
+    return found
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of the shards of a population."""
+    return sum(shard.stat().st_size for shard in shard_paths(path)) if path.is_dir() else path.stat().st_size
+
+
+def _check_same(folder: Path, plan: ImportPlan) -> None:
+    """Refuse a folder whose networks come from elsewhere; the same source may be spelled in another way."""
+    found, wanted = dict(read_manifest(folder).provenance), dict(plan.provenance)
+    found.pop("source", None), wanted.pop("source", None)
+    if found != wanted:
+        raise InputError(
+            f"{folder} holds networks that do not come from {plan.provenance['source']} as it is now: choose another "
+            "path, or delete the folder"
+        )
+
+
+def _check_beginning(writer: PopulationWriter, plan: ImportPlan) -> None:
+    """What an interrupted import left must be its first networks, without a gap."""
+    if writer.written not in (writer.sequence * writer.shard_members, plan.members):
+        raise StorageError(
+            f"expected {writer.sequence} full shards of an import in {writer.path}, found {writer.written} networks: "
+            "delete the folder and import again"
+        )
+
+
+def _stream(plan: ImportPlan, start: int) -> Iterator[Member]:
+    """The members from number `start` on; pieces before it are not opened."""
+    for piece in plan.pieces:
+        if start < piece.count:
+            yield from _members(piece, start, plan.spec)
+        start = max(0, start - piece.count)
+
+
+def _members(piece: Piece, start: int, spec: Spec) -> Iterator[Member]:
+    if piece.names is not None:
+        yield from ((state, None, None) for _, state in ordered_networks(piece.path, piece.names[start:], spec=spec))
+        return
+    parts = open_parts(piece.path, spec)
+    step = block_members(spec)
+    for first in range(start, len(parts), step):
+        rows = torch.arange(first, min(first + step, len(parts)))
+        block = gather(parts.sources, rows, spec)
+        for place, row in enumerate(rows.tolist()):
+            chain = None if parts.chain is None else int(parts.chain[row])
+            density = None if parts.log_density is None else float(parts.log_density[row])
+            yield {name: value[place] for name, value in block.items()}, chain, density
+
+
+def _finish(unfinished: Path, target: Path) -> None:
+    """Give the whole population its name, without what a killed process left."""
+    for path in leftovers(unfinished):
+        path.unlink(missing_ok=True)
+    with disk_errors(target):
+        if target.is_dir():  # empty, as checked; not every system renames onto it
+            target.rmdir()
+        os.rename(unfinished, target)
+    sync_folder(target.parent)

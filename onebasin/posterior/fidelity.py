@@ -1,0 +1,262 @@
+"""Does a posterior predict what the networks predict that it was fitted to? Measured on inputs, and around them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from onebasin.functional import Call, Inputs, Measured, call_arguments, examples_in, rows_of
+from onebasin.parallel import ExecutionOptions
+from onebasin.population import Population
+from onebasin.posterior.posterior import Posterior
+from onebasin.posterior.predictive import Output, predict
+
+# ----------------------------------------------------------------------
+# Inputs around those that are given: where a predictive should also be kept, and nobody has labels.
+
+
+Change = Callable[[Tensor], Tensor]
+
+
+def surroundings(inputs: Inputs, *, noise: float, mixed: int, generator: torch.Generator) -> Inputs:
+    """The inputs x themselves, a noisy copy of each, and `mixed` copies that are mixtures of two of them.
+
+    >>> given = torch.tensor([[0.0], [1.0]])
+    >>> around = surroundings(given, noise=2.0, mixed=3, generator=torch.Generator().manual_seed(0))
+    >>> around[0].shape, bool(((around[0][4:] >= 0) & (around[0][4:] <= 1)).all())
+    (torch.Size([10, 1]), True)
+
+    Noisy: x + noise s u z, with s the standard deviation of the tensor, z standard normal numbers and u uniform in
+    (0, 1) for each example, so that copies are near and far. Mixed: u x + (1 - u) x', with x' another input. Tensors
+    of whole numbers, such as tokens, are copied as they are; where there are no others, nothing is added.
+
+    Args:
+        inputs: a tensor, a tuple of positional or a dict of keyword inputs, one example per row of every tensor.
+        noise: largest noise, in standard deviations; 0 for no noisy copies.
+        mixed: number of mixtures for each input.
+        generator: of everything random.
+    """
+    call, count = call_arguments(inputs), examples_in(inputs)
+    if not any(map(_continuous, (*call[0], *call[1].values()))):
+        return inputs
+    kinds: list[Change] = [lambda value: value]
+    if noise:
+        kinds.append(_noisy(count, noise, generator))
+    kinds += [_mixed(count, generator) for _ in range(mixed)]
+    return _joined(call, kinds)
+
+
+def around(inputs: Inputs, generator: torch.Generator) -> dict[str, Inputs]:
+    """As many inputs of three other kinds; nothing where there are only whole numbers, such as tokens.
+
+    "noisy inputs" and "mixed inputs" are those of `surroundings` with noise=2 and mixed=1. "uniform noise" is drawn
+    between the smallest and the largest number of each tensor: inputs that look like nothing.
+    """
+    call, count = call_arguments(inputs), examples_in(inputs)
+    if not any(map(_continuous, (*call[0], *call[1].values()))):
+        return {}
+    kinds = {
+        "noisy inputs": _noisy(count, 2.0, generator),
+        "mixed inputs": _mixed(count, generator),
+        "uniform noise": _uniform(generator),
+    }
+    return {name: _joined(call, [kind]) for name, kind in kinds.items()}
+
+
+def _joined(call: Call, kinds: list[Change]) -> Inputs:
+    """All kinds of copies of every tensor, one below the other."""
+
+    def every(value: object) -> object:
+        if not isinstance(value, Tensor) or not value.dim():
+            return value
+        return torch.cat([kind(value) if _continuous(value) else value for kind in kinds])
+
+    arguments, options = call
+    if options:
+        return {name: every(value) for name, value in options.items()}
+    return tuple(every(value) for value in arguments)
+
+
+def _noisy(count: int, noise: float, generator: torch.Generator) -> Change:
+    near = torch.rand(count, generator=generator, device=generator.device)
+
+    def change(value: Tensor) -> Tensor:
+        drawn = torch.randn(value.shape, generator=generator, device=generator.device).to(value)
+        return value + noise * value.std(correction=0) * _per_example(near, value) * drawn
+
+    return change
+
+
+def _mixed(count: int, generator: torch.Generator) -> Change:
+    """One partner and one share for each example, the same for all its tensors."""
+    partner = torch.randperm(count, generator=generator, device=generator.device)
+    share = torch.rand(count, generator=generator, device=generator.device)
+
+    def change(value: Tensor) -> Tensor:
+        part = _per_example(share, value)
+        return part * value + (1 - part) * value[partner.to(value.device)]
+
+    return change
+
+
+def _uniform(generator: torch.Generator) -> Change:
+    def change(value: Tensor) -> Tensor:
+        drawn = torch.rand(value.shape, generator=generator, device=generator.device).to(value)
+        return value.min() + (value.max() - value.min()) * drawn
+
+    return change
+
+
+def _per_example(numbers: Tensor, like: Tensor) -> Tensor:
+    return numbers.to(like).reshape(-1, *[1] * (like.dim() - 1))
+
+
+def _continuous(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0 and value.is_floating_point()
+
+
+# ----------------------------------------------------------------------
+# Does a posterior predict what the networks predict that it was fitted to? Measured on inputs, and around them.
+
+
+EXAMPLES = 300  # enough to know an agreement of 0.5 to 0.03, and 0.95 to 0.013
+_SINGLE = 8  # networks that are compared with the average of all, one by one
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """How close the average prediction of a posterior's draws is to that of the networks, on some inputs.
+
+    Attributes:
+        examples: how many inputs.
+        agreement: share of the inputs with the same most probable class; None for values.
+        total_variation: mean over inputs of 1/2 sum_k |p_k - q_k|; None for values.
+        rms_difference: root of the mean squared difference of the average values; None for classes.
+        single: the agreement (for values the rms difference) of a single network with the average of all, the mean over
+            up to 8 of the networks.
+        low: the posterior is further from the average of the networks than a single network is, by more than two
+            standard errors over the inputs.
+    """
+
+    examples: int
+    agreement: float | None
+    total_variation: float | None
+    rms_difference: float | None
+    single: float
+    low: bool
+
+    def __str__(self) -> str:
+        """One line."""
+        if self.agreement is None:
+            return f"rms difference {self.rms_difference:.4g}, of a single network {self.single:.4g}"
+        return (
+            f"agreement {self.agreement:.4f}, total variation {self.total_variation:.4f}; agreement of a single "
+            f"network {self.single:.4f}"
+        )
+
+    def warning(self, where: str) -> str | None:
+        """A sentence if `low`, else None; `where` tells on which inputs."""
+        if not self.low:
+            return None
+        found = (
+            f"agree with the networks on {100 * self.agreement:.1f} % of {self.examples:,} {where}, less than a single "
+            f"one of the networks ({100 * self.single:.1f} %)"
+            if self.agreement is not None
+            else f"are {self.rms_difference:.4g} (rms) away from the average of the networks on {self.examples:,} "
+            f"{where}, further than a single one of the networks ({self.single:.4g})"
+        )
+        return (
+            f"draws of this posterior {found}, by more than two standard errors: one stored network would predict "
+            "better. Refine it, keep more directions (low-rank) or means (mixture), or keep some of the networks"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return asdict(self)
+
+
+def fidelity(
+    model: nn.Module,
+    posterior: Posterior,
+    population: Population,
+    inputs: Inputs,
+    *,
+    statistics: Measured = None,
+    output: Output = "probabilities",
+    surroundings: bool = True,
+    examples: int = EXAMPLES,
+    draws: int = 100,
+    seed: int = 0,
+    **places: Unpack[ExecutionOptions],
+) -> dict[str, Fidelity]:
+    """Compare the average prediction of draws with that of networks, on inputs and on what lies around them.
+
+    Args:
+        model: the function; left exactly as it was.
+        posterior: drawn from.
+        population: the networks that it was fitted to, aligned or not.
+        inputs: a tensor, a tuple of positional or a dict of keyword inputs, one example per row of every tensor.
+        statistics: inputs on which running statistics are measured for each draw, as in `predict`.
+        output: "probabilities" for a model that returns logits of classes on axis 1, else "values".
+        surroundings: also compare on noisy copies, on mixtures of two inputs and on uniform noise, see `around`.
+        examples: of more inputs so many are chosen at random.
+        draws: networks drawn from the posterior.
+        seed: of draws, of the choice and of noise.
+        places: where the networks run.
+
+    Returns:
+        "inputs", and with surroundings "noisy inputs", "mixed inputs" and "uniform noise", as far as the inputs have
+        floating-point tensors.
+    """
+    kinds: dict[str, Inputs] = {"inputs": some_of(inputs, examples, seed)}
+    if surroundings:
+        kinds |= around(kinds["inputs"], torch.Generator().manual_seed(seed))
+    found = {}
+    for name, own in kinds.items():
+        goal = predict(model, population, own, output=output, average=True, **places)
+        mean = predict(
+            model, posterior, own, output=output, average=True, draws=draws, seed=seed, statistics=statistics, **places
+        )
+        few = population[:: max(1, len(population) // _SINGLE)][:_SINGLE]
+        single = predict(model, few, own, output=output, **places).double()
+        found[name] = _compared(mean, goal, single, classes=output == "probabilities")
+    return found
+
+
+def some_of(inputs: Inputs, most: int, seed: int) -> Inputs:
+    """The inputs, or so many of them, chosen at random, in their order."""
+    count = examples_in(inputs)
+    if count <= most:
+        return inputs
+    chosen = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values
+    arguments, named = rows_of(call_arguments(inputs), chosen)
+    return named or arguments
+
+
+def _compared(mean: Tensor, goal: Tensor, single: Tensor, *, classes: bool) -> Fidelity:
+    """The numbers for averages (examples, ...) and for networks (members, examples, ...)."""
+    count = len(goal)
+    if classes:
+        right = (mean.argmax(1) == goal.argmax(1)).double().reshape(count, -1).mean(1)
+        alone = (single.argmax(2) == goal.argmax(1)).double().mean(0).reshape(count, -1).mean(1)
+        variation = float(((mean - goal).abs().sum(1) / 2).mean())
+        return Fidelity(count, float(right.mean()), variation, None, float(alone.mean()), _above(alone - right))
+    own = (mean - goal).square().reshape(count, -1).mean(1)
+    each = (single - goal).square().reshape(len(single), count, -1).mean(2)
+    rms = float(own.mean().sqrt())
+    return Fidelity(count, None, None, rms, float(each.mean(1).sqrt().mean()), _above(own - each.mean(0)))
+
+
+def _above(gap: Tensor) -> bool:
+    """Whether the mean of a difference (examples,) is above zero by more than two standard errors."""
+    error = float(gap.std() / len(gap) ** 0.5) if len(gap) > 1 else 0.0
+    return float(gap.mean()) > 2 * error
+
+
+def warnings_of(found: Mapping[str, Fidelity]) -> list[str]:
+    """One sentence for each kind of inputs on which a posterior is of no use."""
+    return [text for name, own in found.items() if (text := own.warning(name)) is not None]

@@ -1,9 +1,0 @@
-"""What do the papers claim, and does it hold? Assembly only: every number is computed in another room.
-
-A study is a list of parts. Each is run once, kept on disk, and gives one section of a record.
-"""
-
-from onebasin.studies.bench import Bench, Plan
-from onebasin.studies.study import Part, Study, run_study
-
-__all__ = ["Bench", "Part", "Plan", "Study", "run_study"]

@@ -1,0 +1,17 @@
+"""Paper 1, Xiao, Liu & Bamler (arXiv 2401.00611): can a posterior be compressed once units are brought in one order?"""
+
+from __future__ import annotations
+
+from onebasin_papers.compact import dynamics, pruning, sigma, table, transpositions, width
+from onebasin_papers.compact.presets import TERMS, CompactPlan, plan, summarise
+from onebasin_papers.study import Study
+
+__all__ = ["STUDY", "CompactPlan", "plan"]
+
+STUDY = Study(
+    "compact",
+    "Compact posteriors: what is left of many networks in one mean and one deviation per weight",
+    (transpositions.PART, dynamics.PART, table.PART, width.PART, sigma.PART, pruning.PART),
+    summarise,
+    TERMS,
+)

@@ -1,0 +1,275 @@
+"""Min-mass: are trained networks as light as their function allows, and does weight decay make them so?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+import onebasin as ob
+from onebasin_papers.numbers import line, mean_error, measured
+from onebasin_papers.problem import Problem
+from onebasin_papers.study import Bench
+from onebasin_papers.symmetry import networks as crowds
+from onebasin_papers.symmetry.binning import edges, histogram
+from onebasin_papers.symmetry.networks import training
+from onebasin_papers.symmetry.presets import SymmetryPlan
+
+# ----------------------------------------------------------------------
+# Networks whose units can be rescaled. Filter response norm and SiLU leave no such freedom, so ResNet-20 is non
+
+
+def convnet() -> nn.Sequential:
+    """OptuNet for 8 x 8 pixels in a row: the same layers and symmetries with smaller kernels, 168 weights.
+
+    >>> sum(weight.numel() for weight in convnet().parameters())
+    168
+    """
+    return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), *ob.examples.optunet(first=3, pool=2, second=2))
+
+
+def scaled(bench: Bench[SymmetryPlan]) -> dict[str, Problem]:
+    """Networks in words -> with their data: first of the kind that the paper looks at, then a perceptron."""
+    perceptron = crowds.problem(bench, "mlp")
+    if bench.plan.preset == "full":
+        return {"OptuNet": crowds.problem(bench, "optunet"), "perceptron": perceptron}
+    with ob.global_seed(0):
+        small = convnet().eval()
+    return {"small OptuNet": replace(perceptron, model=small), "perceptron": perceptron}
+
+
+def scales_of(bench: Bench[SymmetryPlan], kind: str, own: Problem) -> ob.Symmetry:
+    """What leaves such a network's function unchanged."""
+    return bench.once(f"symmetry/scaled/{kind}", lambda: ob.discover(own.model, own.train[0][:2]))
+
+
+# ----------------------------------------------------------------------
+# Min-mass: are trained networks as light as their function allows, and does weight decay make them so?
+
+
+TITLE = "Does weight decay find the lightest network of its kind?"
+MARGIN = 1.0  # per cent of excess mass up to which a network counts as the lightest; the least in the paper's figure
+_SIGMAS = 3.29  # p = 0.001, two-sided
+_PUBLISHED = "excess mass from 1 to 58 %, with peaks near 10 and 30 %"
+_ANSWERS = {
+    "reproduced": "No",
+    "reproduced with a caveat": "Only where it is strong",
+    "not reproduced": "Nearly",
+}
+_SEED = 11  # the same starts for all decays, so that they can be compared one by one
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Networks of one kind trained with one weight decay.
+
+    Attributes:
+        kind: of network, in words.
+        decay: the weight decay.
+        before: squared norm of each network (members,).
+        after: that of the lightest network with the same function.
+        imbalance: incoming less outgoing mass of units, root mean square over that of the start.
+        expected: the same if gradients did not change it, and decay alone acted.
+        correct: accuracy of each network on test data.
+    """
+
+    kind: str
+    decay: float
+    before: Tensor
+    after: Tensor
+    imbalance: float
+    expected: float
+    correct: tuple[float, ...]
+
+    @cached_property
+    def excess(self) -> tuple[float, ...]:
+        """How much heavier than necessary each network is, in per cent."""
+        return tuple((100 * (self.before / self.after - 1)).tolist())
+
+    @cached_property
+    def mean(self) -> float:
+        """Mean excess."""
+        return mean_error(self.excess)[0]
+
+    @cached_property
+    def bound(self) -> float:
+        """Mean excess less 3.29 standard errors."""
+        mean, error = mean_error(self.excess)
+        return mean - _SIGMAS * (error or math.inf)
+
+    @property
+    def name(self) -> str:
+        """In figures."""
+        return f"decay {self.decay:g}"
+
+
+def part(bench: Bench[SymmetryPlan]) -> ob.reporting.Section:
+    """Train groups of networks with several weight decays, and move each to the lightest of its orbit."""
+    kinds = scaled(bench)
+    groups = [_group(bench, kind, decay) for kind in kinds for decay in bench.plan.mass_decays]
+    first, second = ([group for group in groups if group.kind == kind] for kind in kinds)
+    free, strongest = first[0], first[-1]
+    decayed = [group for group in first if group.decay > 0]
+    text = (
+        f"{_ANSWERS[lightest_verdict([group.bound for group in decayed])]}: with weight decays from "
+        f"{decayed[0].decay:g} to {strongest.decay:g} networks of the paper's kind ({free.kind}) end "
+        f"{strongest.mean:.1f} to {decayed[0].mean:.1f} % heavier than the lightest network that computes the same; "
+        f"without decay it is {free.mean:.1f} %. A {second[0].kind} of ordinary width ends {second[-1].mean:.2g} to "
+        f"{second[0].mean:.2g} % too heavy.",
+        f"Each group holds {len(free.excess)} networks on {next(iter(kinds.values())).name}, trained by SGD for "
+        f"{bench.plan.mass_epochs} epochs from the same starts. Every hidden unit may be rescaled without changing the "
+        "function; along that orbit the squared norm is convex, and its only minimum, where every unit takes in as "
+        "much mass as it gives out, is found by balancing. Biases count, as they do for the weight decay. (Filter "
+        "response norm and SiLU leave no such freedom: there is nothing to measure in ResNet-20.) A group counts as "
+        f"not the lightest when its mean excess is above {MARGIN:g} %, the least in the paper's figure, by 3.29 "
+        "standard errors.",
+        "In small steps gradients do not change the imbalance of a unit (incoming less outgoing mass), and decay "
+        f"shrinks it by exp(-2 x rate x decay) per step. In {free.kind} that alone would leave "
+        f"{100 * strongest.expected:.2g} % of the imbalance of the start at the strongest decay, and all of it without "
+        f"decay; we find {100 * strongest.imbalance:.0f} % and {100 * free.imbalance:.0f} %. Any difference is made by "
+        "steps of finite size and noisy gradients, all the time, against the decay.",
+    )
+    claims = (
+        _claim("Training with weight decay does not reach the network of least mass.", decayed, _PUBLISHED),
+        _claim(
+            f"Training a {second[0].kind} with weight decay does not reach it either.",
+            [group for group in second if group.decay > 0],
+            "stated without restriction; perceptrons are not shown",
+        ),
+    )
+    return ob.reporting.Section("mass", TITLE, text, (_profile(first), _table(groups)), claims)
+
+
+def _claim(text: str, decayed: Sequence[Group], published: str) -> ob.reporting.Claim:
+    verdict = lightest_verdict([group.bound for group in decayed])
+    reached = [f"{group.decay:g}" for group in decayed if group.bound <= MARGIN]
+    return ob.reporting.Claim(
+        text,
+        verdict,
+        "; ".join(f"{group.name}: {group.mean:.2g} % too heavy, at least {group.bound:.2g} %" for group in decayed),
+        published,
+        f"the excess may be below {MARGIN:g} % with decay {' and '.join(reached)}"
+        if verdict.endswith("caveat")
+        else "",
+    )
+
+
+def lightest_verdict(bounds: Sequence[float]) -> str:
+    """Reproduced if the lower confidence bound of the mean excess is above 1 % for every decay, not if for none.
+
+    >>> lightest_verdict([5.0, 2.0]), lightest_verdict([5.0, 0.3]), lightest_verdict([0.5, 0.3])
+    ('reproduced', 'reproduced with a caveat', 'not reproduced')
+    """
+    above = sum(bound > MARGIN for bound in bounds)
+    return "not reproduced" if not above else "reproduced" if above == len(bounds) else "reproduced with a caveat"
+
+
+def _group(bench: Bench[SymmetryPlan], kind: str, decay: float) -> Group:
+    own = scaled(bench)[kind]
+    group = scales_of(bench, kind, own)
+    trained, start = (
+        _trainings(bench, kind, value, epochs) for value, epochs in ((decay, bench.plan.mass_epochs), (0.0, 0))
+    )
+    found = ob.balance(trained, group)
+    first, last = (ob.imbalance(crowd, group).square().mean().sqrt() for crowd in (start, trained))
+    steps = bench.plan.mass_epochs * math.ceil(len(own.train[0]) / bench.plan.batch)
+    travelled = 0.5 * steps * bench.plan.rate / (1 - 0.9)  # a cosine schedule is half the rate on average; momentum 0.9
+    return Group(
+        kind,
+        decay,
+        found.mass_before,
+        found.mass_after,
+        float(last / first),
+        math.exp(-2 * decay * travelled),
+        tuple(float(ob.metrics.accuracy(guess, own.test[1])) for guess in ob.predict(own.model, trained, own.test[0])),
+    )
+
+
+def _trainings(bench: Bench[SymmetryPlan], kind: str, decay: float, epochs: int) -> ob.Population:
+    """Networks by SGD, whose Gaussian prior is the weight decay: decay = 1 / (examples * deviation^2)."""
+    plan, own = bench.plan, scaled(bench)[kind]
+    prior = (len(own.train[0]) * decay) ** -0.5 if decay else None
+    options = {**training(bench), "epochs": epochs, "modes": plan.mass_networks, "prior": prior}
+    half = -(-plan.mass_networks // 2)  # two processes find as much to do
+    shared = {"workers": plan.workers, "lanes": min(plan.lanes, half), "compile": False}
+    name = f"mass-{kind.replace(' ', '-').lower()}-{f'{decay:g}' if epochs else 'start'}"
+    return bench.networks(name, own.model, own.train, "ensemble", {**options, **shared}, seed=bench.seed + _SEED)
+
+
+def _profile(groups: Sequence[Group]) -> ob.reporting.Figure:
+    points = tuple(
+        ob.reporting.Series(group.name, tuple(_short(group.before)), tuple(_short(group.after)), shade=shade)
+        for shade, group in enumerate(groups)
+    )
+    most = max(max(group.excess) for group in groups)
+    places = edges(0.0, math.ceil(most / 5) * 5, 15)
+    counted = tuple(
+        histogram(group.name, torch.tensor(group.excess), places, shade=shade) for shade, group in enumerate(groups)
+    )
+    bars = line("", range(len(groups)), [group.excess for group in groups], digits=6)
+    names = tuple(f"{group.decay:g}" for group in groups)
+    heavier = sum(bool((group.before > group.after).all()) for group in groups)
+    diagonal = ob.reporting.Rule("as light as possible", direction="diagonal")
+    trained, least = (
+        ob.reporting.Axis("squared norm after training"),
+        ob.reporting.Axis("least squared norm of its orbit"),
+    )
+    excess, decays = ob.reporting.Axis("excess mass, %", low=0), ob.reporting.Axis("weight decay", names=names)
+    return ob.reporting.Figure(
+        "mass-profile",
+        "How much heavier than necessary are trained networks?",
+        f"Left: one point per network; on the diagonal it would be as light as possible. In {heavier} of {len(groups)} "
+        f"groups all networks lie below it. Middle: the same in per cent, at most {most:.0f} %. Right: the mean of "
+        "each group, with its standard error.",
+        (
+            ob.reporting.Panel("points", "mass and least mass", trained, least, points, (diagonal,)),
+            ob.reporting.Panel("histogram", "excess mass", excess, ob.reporting.Axis("networks", low=0), counted),
+            ob.reporting.Panel(
+                "bars", "effect of weight decay", decays, ob.reporting.Axis("mean excess mass, %", low=0), (bars,)
+            ),
+        ),
+    )
+
+
+def _short(values: Tensor) -> list[float]:
+    return [float(f"{value:.5g}") for value in values.tolist()]
+
+
+def _table(groups: Sequence[Group]) -> ob.reporting.Table:
+    rows = tuple(
+        (
+            group.kind,
+            ob.reporting.Number(group.decay),
+            measured(group.before.tolist()),
+            measured(group.after.tolist()),
+            measured(group.excess),
+            ob.reporting.Number(group.bound),
+            ob.reporting.Number(100 * group.imbalance),
+            ob.reporting.Number(100 * group.expected),
+            measured(group.correct, scale=100),
+        )
+        for group in groups
+    )
+    return ob.reporting.Table(
+        "mass-decay",
+        "What does weight decay do to the mass?",
+        (
+            ob.reporting.Column("network"),
+            ob.reporting.Column("weight decay", digits=4),
+            ob.reporting.Column("mass", "sum of squared weights after training", "", 1),
+            ob.reporting.Column("least", "the same for the lightest network that computes the same", "", 1),
+            ob.reporting.Column("excess", "mass over least mass, less one", "lower", 2, "%"),
+            ob.reporting.Column("at least", "mean excess less 3.29 standard errors", "", 2, "%"),
+            ob.reporting.Column(
+                "imbalance", "incoming less outgoing mass of units, over that of the start", "", 1, "%"
+            ),
+            ob.reporting.Column("decay alone", "what would be left if gradients did not change it", "", 1, "%"),
+            ob.reporting.Column("accuracy", "on test data", "higher", 1, "%"),
+        ),
+        rows,
+        errors=f"± one standard error over {len(groups[0].excess)} networks",
+    )
