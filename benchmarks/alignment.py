@@ -1,4 +1,4 @@
-"""Alignment against its peers: planted recovery, two independent networks, crowds, and the barrier of trained ones.
+"""Alignment against its peers: planted recovery, two independent networks, populations, and barriers.
 
 Peers: coordinate ascent and MergeMany as published with Git Re-Basin (benchmarks/peers/coordinate.py), and `rebasin`
 from PyPI in an environment of its own. Ratios come from one run, contenders alternating; the machine decides seconds.
@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 import onebasin as ob
-from benchmarks.crowds import crowd_table, disk_table
 from benchmarks.mnist import ABSENT, load
 from benchmarks.peers import coordinate
 from benchmarks.peers.coordinate import Axes
 from benchmarks.peers.environment import PeerMissing, call
 from benchmarks.planted import PROBLEMS, Problem, only, returned
+from benchmarks.population_speed import disk_table, population_table
 from benchmarks.targets import Targets, head, spread
 from benchmarks.train import DEEP, fresh, mlp, trained
 from onebasin import State, Symmetry
@@ -35,7 +35,7 @@ WIDE = (784, 512, 512, 512, 10)
 Solution = tuple[Mapping[str, Tensor], State]
 """Orders, and the second network moved by them (and by signs and scales, where a method knows them)."""
 Method = Callable[[State, State, Symmetry, Axes, int], Solution]
-PARTS = ("planted", "pair", "crowd", "disk", "mnist")
+PARTS = ("planted", "pair", "population", "disk", "mnist")
 
 
 def objective(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
@@ -214,7 +214,7 @@ def main() -> int:
     parts: dict[str, Callable[[], None]] = {
         "planted": lambda: planted_table(trials, targets),
         "pair": lambda: pair_table(seeds, not options.no_peers, targets),
-        "crowd": lambda: crowd_table(seeds, options.quick, targets),
+        "population": lambda: population_table(seeds, options.quick, targets),
         "disk": lambda: disk_table(100 if options.quick else 1000, targets),
         "mnist": lambda: mnist_table(seeds, options.quick, targets),
     }

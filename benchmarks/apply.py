@@ -41,15 +41,15 @@ def main() -> None:
         name: torch.randn(options.members, *tensor.shape, generator=generator)
         for name, tensor in model.state_dict().items()
     }
-    crowd = ob.Population.from_stacked(stacked)
+    population = ob.Population.from_stacked(stacked)
     size = sum(tensor.nbytes for tensor in stacked.values()) / 1e9
     one, many = symmetry.random(1), symmetry.random(2, members=options.members)
     turned = symmetry.random(3, freedoms=["permutation"], members=options.members)
     jobs = {
         "copy the bytes": lambda: {name: tensor.clone() for name, tensor in stacked.items()},
-        "one element for all": lambda: symmetry.apply(one, crowd),
-        "one per member": lambda: symmetry.apply(many, crowd),
-        "one per member, permutations": lambda: symmetry.apply(turned, crowd),
+        "one element for all": lambda: symmetry.apply(one, population),
+        "one per member": lambda: symmetry.apply(many, population),
+        "one per member, permutations": lambda: symmetry.apply(turned, population),
     }
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for job in jobs.values():

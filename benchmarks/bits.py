@@ -68,13 +68,13 @@ def measured() -> dict[str, str]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 10))
     out: dict[str, str] = {}
-    crowds = {}
+    populations = {}
     for method, options in METHODS.items():
-        crowds[method] = sampled(model, (x, y), method, options)
-        out[f"sample {method}"] = hashed(tensors(crowds[method]))
+        populations[method] = sampled(model, (x, y), method, options)
+        out[f"sample {method}"] = hashed(tensors(populations[method]))
     symmetry = ob.discover(model, x[:2])
     out["discover"] = hashed(sorted((s.name, s.size, s.freedoms) for s in symmetry.spaces))
-    ensemble = crowds["ensemble"]
+    ensemble = populations["ensemble"]
     aligned = ob.align(ensemble, symmetry).population
     out["align"] = hashed(tensors(aligned))
     out["align to one"] = hashed(tensors(ob.align(ensemble, symmetry, reference=ensemble.member(0)).population))
@@ -90,7 +90,12 @@ def measured() -> dict[str, str]:
     out["discrepancy"] = hashed(
         str(
             ob.discrepancy(
-                crowds["hmc"], crowds["ensemble"], symmetry=symmetry, layers=False, permutations=19, resamples=19
+                populations["hmc"],
+                populations["ensemble"],
+                symmetry=symmetry,
+                layers=False,
+                permutations=19,
+                resamples=19,
             )
         )
     )

@@ -35,7 +35,7 @@ DRAWS = 1000  # as many as there are samples: fewer would add their own noise to
 HEADS = ("agree", "TV", "TV out", "acc", "NLL", "ECE", "AUROC", "AUROC MI", "MI", "MI out")
 SCORES = ("AUROC", "AUROC MI", "MI", "MI out")  # those that the goal wants within 0.02 of the samples' own
 VI: dict[str, Any] = {"epochs": 300, "batch": 250, "rate": 1e-2, "prior": PRIOR}
-Crowd = Population | Posterior
+Population = Population | Posterior
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,12 @@ class Judge:
         averages = [ob.predict(problem.model, samples, x, average=True) for x in (problem.test[0], problem.outside)]
         return cls(problem, *averages)
 
-    def row(self, crowd: Crowd, seed: int = 0) -> dict[str, float]:
+    def row(self, population: Population, seed: int = 0) -> dict[str, float]:
         """All numbers of one form."""
         model, (inputs, targets) = self.problem.model, self.problem.test
-        inside, outside = (summarise(model, crowd, x, draws=DRAWS, seed=seed) for x in (inputs, self.problem.outside))
+        inside, outside = (
+            summarise(model, population, x, draws=DRAWS, seed=seed) for x in (inputs, self.problem.outside)
+        )
         mean, foreign = inside.mean, outside.mean
         information = [inside.mutual_information, outside.mutual_information]
         numbers = (
@@ -73,7 +75,7 @@ class Judge:
 
 
 @dataclass(frozen=True)
-class Crowds:
+class Populations:
     """The samples as they came, and in three common frames."""
 
     raw: Population
@@ -82,7 +84,7 @@ class Crowds:
     balanced: Population
 
     @classmethod
-    def of(cls, problem: Problem, raw: Population) -> Crowds:
+    def of(cls, problem: Problem, raw: Population) -> Populations:
         symmetry = ob.discover(problem.model, problem.train[0][:2])
         paper = ob.align(
             raw,
@@ -101,7 +103,7 @@ class Crowds:
         )
 
 
-Form = tuple[str, Callable[[int], Crowd], bool]  # name, maker from a seed, whether several seeds are worth it
+Form = tuple[str, Callable[[int], Population], bool]  # name, maker from a seed, whether several seeds are worth it
 
 
 def thinned(raw: Population, count: int) -> Population:
@@ -115,58 +117,60 @@ def point(state: ob.State, like: Posterior) -> Posterior:
     return Posterior.equal([Gaussian(centre, Diagonal(torch.zeros_like(centre)))], like.layout, [{}])
 
 
-def pair(crowd: Population, like: Posterior) -> Posterior:
+def pair(population: Population, like: Posterior) -> Posterior:
     """Two samples, of the first and of the third chain, as a mixture without spread."""
-    flats = [like.layout.flat(crowd.member(index)).float() for index in (len(crowd) // 8, 5 * len(crowd) // 8)]
+    flats = [
+        like.layout.flat(population.member(index)).float() for index in (len(population) // 8, 5 * len(population) // 8)
+    ]
     return Posterior.equal([Gaussian(flat, Diagonal(torch.zeros_like(flat))) for flat in flats], like.layout, [{}, {}])
 
 
-def sample_with_sigma(crowd: Population, like: Posterior) -> Posterior:
+def sample_with_sigma(population: Population, like: Posterior) -> Posterior:
     """The first sample with the standard deviations of the fit: a start that is not the aligned mean."""
-    centre = like.layout.flat(crowd.member(0)).float()
+    centre = like.layout.flat(population.member(0)).float()
     return Posterior.equal([Gaussian(centre, like.components[0].shape)], like.layout, [{}])
 
 
-def always(crowd: Crowd) -> Callable[[int], Crowd]:
-    """The same crowd for every seed."""
-    return lambda _: crowd
+def always(population: Population) -> Callable[[int], Population]:
+    """The same population for every seed."""
+    return lambda _: population
 
 
-def plain_forms(crowds: Crowds) -> Iterator[Form]:
+def plain_forms(populations: Populations) -> Iterator[Form]:
     """What can be fitted without a forward pass."""
     for count in (1, 2, 5, 10, 20, 50):
-        yield f"{count} thinned samples", always(thinned(crowds.raw, count)), False
-    for name, crowd in (
-        ("raw (q_d)", crowds.raw),
-        ("aligned to first (paper 1's q_r)", crowds.first),
-        ("consensus", crowds.consensus),
-        ("balanced + consensus", crowds.balanced),
+        yield f"{count} thinned samples", always(thinned(populations.raw, count)), False
+    for name, population in (
+        ("raw (q_d)", populations.raw),
+        ("aligned to first (paper 1's q_r)", populations.first),
+        ("consensus", populations.consensus),
+        ("balanced + consensus", populations.balanced),
     ):
-        yield name, always(ob.fit(crowd)), False
-    fitted = ob.fit(crowds.balanced)
+        yield name, always(ob.fit(population)), False
+    fitted = ob.fit(populations.balanced)
     yield "its mean network alone", always(point(fitted.mean, fitted)), False
-    lows = {f"low rank {rank} + diagonal": ob.fit(crowds.balanced, "low-rank", rank=rank) for rank in (8, 98)}
-    lows["low rank 98 alone"] = ob.fit(crowds.balanced, "low-rank", rank=98, diagonal=False)
+    lows = {f"low rank {rank} + diagonal": ob.fit(populations.balanced, "low-rank", rank=rank) for rank in (8, 98)}
+    lows["low rank 98 alone"] = ob.fit(populations.balanced, "low-rank", rank=98, diagonal=False)
     for count in (5, 10):
-        mixture = ob.fit(crowds.balanced, "mixture", components=count, pooled=True)
+        mixture = ob.fit(populations.balanced, "mixture", components=count, pooled=True)
         lows[f"mixture of {count}, one sigma"] = mixture
     for name, low in lows.items():
         yield name, always(low), False
 
 
-def moved_forms(crowds: Crowds, problem: Problem) -> Iterator[Form]:
+def moved_forms(populations: Populations, problem: Problem) -> Iterator[Form]:
     """What is moved towards the samples' predictive on unlabelled training inputs."""
-    fitted = ob.fit(crowds.balanced)
-    low = ob.fit(crowds.balanced, "low-rank", rank=8)
-    mixture = ob.fit(crowds.balanced, "mixture", components=5, pooled=True)
+    fitted = ob.fit(populations.balanced)
+    low = ob.fit(populations.balanced, "low-rank", rank=8)
+    mixture = ob.fit(populations.balanced, "mixture", components=5, pooled=True)
     model, inputs = problem.model, problem.train[0]
 
-    def refined(start: Posterior, **options: Any) -> Callable[[int], Crowd]:
-        return lambda seed: refine(start, model, crowds.raw, inputs, seed=seed, **options)
+    def refined(start: Posterior, **options: Any) -> Callable[[int], Population]:
+        return lambda seed: refine(start, model, populations.raw, inputs, seed=seed, **options)
 
     yield (
         "calibrated (width, gain per tensor)",
-        lambda seed: calibrate(fitted, model, crowds.raw, inputs, seed=seed),
+        lambda seed: calibrate(fitted, model, populations.raw, inputs, seed=seed),
         False,
     )
     yield "REFINED", refined(fitted), True
@@ -174,9 +178,9 @@ def moved_forms(crowds: Crowds, problem: Problem) -> Iterator[Form]:
     yield "refined, inputs alone", refined(fitted, noise=0, mixed=0, diversity=0), False
     yield "refined, diversity 1", refined(fitted, diversity=1), False
     yield "refined, diversity 0", refined(fitted, diversity=0), False
-    yield "refined from paper 1's q_r", refined(ob.fit(crowds.first)), False
-    yield "refined from one sample", refined(sample_with_sigma(crowds.balanced, fitted)), False
-    yield "two networks refined, no sigma", refined(pair(crowds.balanced, fitted)), False
+    yield "refined from paper 1's q_r", refined(ob.fit(populations.first)), False
+    yield "refined from one sample", refined(sample_with_sigma(populations.balanced, fitted)), False
+    yield "two networks refined, no sigma", refined(pair(populations.balanced, fitted)), False
     yield "low rank 8 refined", refined(low), False
     yield "mixture of 5 refined", refined(mixture), False
     yield "VI (mean field)", lambda seed: ob.approximate(model, problem.train, "vi", seed=seed, **VI), False
@@ -197,15 +201,15 @@ def table(problem: Problem, targets: Targets, seeds: int, only: str) -> None:
     samples = problem.samples()
     widths = "-".join(map(str, problem.widths))
     head(f"{problem.name}, {widths}, {len(samples)} HMC samples", f"{len(problem.test[1])} held-out inputs")
-    judge, crowds = Judge.of(problem, samples), Crowds.of(problem, samples)
+    judge, populations = Judge.of(problem, samples), Populations.of(problem, samples)
     print(f"{'form':36s}{'stored':>6s} {''.join(name.rjust(13) for name in HEADS)}")
     found = {"samples": [judge.row(samples)]}
     print(line("all samples", str(len(samples)), found["samples"]), flush=True)
-    for forms in (plain_forms(crowds), moved_forms(crowds, problem)):
+    for forms in (plain_forms(populations), moved_forms(populations, problem)):
         for name, make, random in forms:
             if only in name:
                 made = [make(seed) for seed in range(seeds if random else 1)]
-                found[name] = [judge.row(crowd, seed) for seed, crowd in enumerate(made)]
+                found[name] = [judge.row(population, seed) for seed, population in enumerate(made)]
                 storage = made[0].networks if isinstance(made[0], Posterior) else len(made[0])
                 print(line(name, f"{storage:.3g}", found[name]), flush=True)
     if not only:

@@ -1,9 +1,9 @@
-"""How far two crowds are apart: what it costs at scale, whether its p-values are right, and what hangs on a form.
+"""How far two populations are apart: what it costs at scale, whether its p-values are right, and what hangs on a form.
 
     python -m benchmarks.discrepancy [scale] [null] [law] [forms] [--quick] [--rounds N] [--folder DIR]
 
-Without names everything runs. `scale` writes two crowds of 4 GB to the folder (the system's temporary one by default)
-and deletes them; their times mean something only on an idle machine.
+Without names everything runs. `scale` writes two populations of 4 GB to the folder (the system's temporary one by
+default) and deletes them; their times mean something only on an idle machine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def spec(widths: tuple[int, ...]) -> dict[str, TensorSpec]:
     return found
 
 
-def write_crowd(path: Path, members: int, seed: int) -> None:
+def write_population(path: Path, members: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     with Population.writer(path, spec(WIDTHS), name="made") as writer:
         for start in range(0, members, 50):
@@ -79,7 +79,7 @@ def bare(a: Population, b: Population) -> float:
     sums = [torch.zeros(*shape) for shape in ((m, m), (n, n), (m, n))]
     for name, tensor in a.spec.items():
         step = BLOCK_BYTES // (4 * (m + n))
-        shards = [mapped(crowd, name) for crowd in (a, b)]
+        shards = [mapped(population, name) for population in (a, b)]
         for start in range(0, tensor.size, step):
             x, y = (torch.cat([shard[:, start : start + step] for shard in side]) for side in shards)
             for total, left, right in zip(sums, (x, y, x), (x, y, y), strict=True):
@@ -127,7 +127,7 @@ def scale(targets: Targets, options: argparse.Namespace) -> None:
             print(f"{folder} has no room for {need / 1e9:.1f} GB: give --folder")
             return
         for side, seed in (("a", 0), ("b", 1)):
-            write_crowd(folder / side, members, seed)
+            write_population(folder / side, members, seed)
         rounds: dict[str, list[tuple[float, float, int]]] = {name: [] for name in WORK}
         for _ in range(options.rounds):
             for name, found in rounds.items():
@@ -176,9 +176,9 @@ def null(targets: Targets, options: argparse.Namespace) -> None:
     for preset in ("median", "pooled", "paper"):
         found: dict[str, list[float]] = {"raw": [], "balanced/max": [], "function": []}
         for number in range(rounds):
-            crowd = Population.from_models([mlp(1 + members * number + k) for k in range(members)])
+            population = Population.from_models([mlp(1 + members * number + k) for k in range(members)])
             report = discrepancy(
-                crowd[: members // 2], crowd[members // 2 :], symmetry=symmetry, model=mlp(0), inputs=inputs,
+                population[: members // 2], population[members // 2 :], symmetry=symmetry, model=mlp(0), inputs=inputs,
                 preset=preset, permutations=permutations, resamples=0, layers=False, seed=number,
             )  # fmt: skip
             assert report.ns is not None and report.function is not None
@@ -247,7 +247,7 @@ def forms(targets: Targets, options: argparse.Namespace) -> None:
     members = 30 if options.quick else 100
     widths = (64, 16, 10)
     train, test = split(*digits(), seed=0)
-    head("forms", f"crowds of {'-'.join(map(str, widths))} networks on the digits against {members} trained ones")
+    head("forms", f"populations of {'-'.join(map(str, widths))} networks on the digits against {members} trained ones")
     training = {"epochs": 30, "rate": 1e-2, "prior": 1.0, "compile": False}
     samples = {
         "ensemble": {"method": "ensemble", "modes": 40},
@@ -259,9 +259,16 @@ def forms(targets: Targets, options: argparse.Namespace) -> None:
     symmetry = ob.discover(model, torch.zeros(1, 64))
     reference = ob.sample(model, train, "ensemble", modes=members, seed=100, **training)
     for name, settings in samples.items():
-        crowd = ob.sample(model, train, seed=200, **{**training, **settings})
+        population = ob.sample(model, train, seed=200, **{**training, **settings})
         found = discrepancy(
-            crowd, reference, symmetry=symmetry, forms=FORMS, model=model, inputs=test[0], layers=False, resamples=500
+            population,
+            reference,
+            symmetry=symmetry,
+            forms=FORMS,
+            model=model,
+            inputs=test[0],
+            layers=False,
+            resamples=500,
         )
         print(f"\n{name}\n{found}")
         if name == "ensemble":
@@ -279,9 +286,9 @@ PARTS = {"scale": scale, "null": null, "law": law, "forms": forms}
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--quick", action="store_true", help="smaller crowds, fewer rounds")
+    parser.add_argument("--quick", action="store_true", help="smaller populations, fewer rounds")
     parser.add_argument("--rounds", type=int, default=2, help="of timing, of which the fastest counts")
-    parser.add_argument("--folder", help="where large crowds are written")
+    parser.add_argument("--folder", help="where large populations are written")
     parser.add_argument("--worker", choices=list(WORK), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

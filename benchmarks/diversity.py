@@ -65,7 +65,7 @@ def sampled_pairs(members: int, count: int, pool: int = 40) -> Tensor:
 
 def speed(targets: Targets, members: int, examples: int, classes: int, loop: int) -> None:
     head(
-        "Every pair of a crowd",
+        "Every pair of a population",
         f"{members:,} networks x {examples:,} inputs x {classes} classes, {members * (members - 1) // 2:,} pairs, "
         f"{torch.get_num_threads()} threads; load of the machine {os.getloadavg()[0]:.2f}",
     )
@@ -109,10 +109,10 @@ def report(runs: int, draws: int) -> None:
     )
     train, (held, _) = split(*digits(), seed=0)
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
-    crowd = sample(model, train, "ensemble", modes=runs, draws=draws, epochs=60, seed=0)
+    population = sample(model, train, "ensemble", modes=runs, draws=draws, epochs=60, seed=0)
     order = torch.randperm(held.numel(), generator=torch.Generator().manual_seed(0))
     start = time.perf_counter()
-    found = diversity(model, crowd, held, held.flatten()[order].reshape(held.shape), closest=5)
+    found = diversity(model, population, held, held.flatten()[order].reshape(held.shape), closest=5)
     print(f"{found}\n\n  report: {time.perf_counter() - start:.2f} s")
 
 

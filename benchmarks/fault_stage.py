@@ -165,8 +165,8 @@ def set_stage(place: Path, seed: int) -> None:
     np.savez(place / "train.npz", x=inputs, y=np.sin(inputs.sum(axis=1, keepdims=True)))
     for name in ("input", "other"):
         generator = torch.Generator().manual_seed(seed + len(name))
-        crowd = {key: torch.randn(MEMBERS, *shape, generator=generator) for key, shape in SHAPES.items()}
-        population = Population.from_stacked(crowd, chain=[i // 6 for i in range(MEMBERS)])
+        networks = {key: torch.randn(MEMBERS, *shape, generator=generator) for key, shape in SHAPES.items()}
+        population = Population.from_stacked(networks, chain=[i // 6 for i in range(MEMBERS)])
         with Population.writer(place / name, population.spec, shard_members=PER_SHARD, name="a") as writer:
             writer.extend(population)
     log = place.with_name("stage.log")

@@ -2,10 +2,10 @@
 
     python -m benchmarks.fitting [--members 1000] [--weights 1000000] [--rank 20] [--folder DIR] [--quick]
 
-A crowd with a few planted directions is written to disk, fitted ("diagonal", "low-rank") and deleted. Times are given
-in units of reading the whole crowd once (every weight summed), since a fit of a few passes cannot be faster than them.
-Memory is what the process holds beyond the files themselves; see `benchmarks.memory`. What was planted says whether the
-answer is right: the standard deviation of every weight, and the variance along the directions.
+A population with a few planted directions is written to disk, fitted ("diagonal", "low-rank") and deleted. Times are
+given in units of reading the whole population once (every weight summed), since a fit of a few passes cannot be faster
+than them. Memory is what the process holds beyond the files themselves; see `benchmarks.memory`. What was planted says
+whether the answer is right: the standard deviation of every weight, and the variance along the directions.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def directions(size: int, rank: int) -> Tensor:
 
 
 def write(path: Path, members: int, weights: int) -> int:
-    """Write the crowd, x = 1 + z1 + z2 @ directions with standard normal z1 and z2; returns its bytes."""
+    """Write the population, x = 1 + z1 + z2 @ directions with standard normal z1 and z2; returns its bytes."""
     spec = {name: TensorSpec(shape, torch.float32) for name, shape in shapes(weights).items()}
     sizes = [tensor.size for tensor in spec.values()]
     planted, generator = directions(sum(sizes), PLANTED), torch.Generator().manual_seed(0)
@@ -121,9 +121,9 @@ def main() -> int:
     part = 10 if options.quick else 1
     targets = Targets()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        nbytes = write(Path(folder) / "crowd", options.members // part, options.weights // part)
-        population = Population.open(Path(folder) / "crowd")
-        head("Fitting a crowd from disk", f"{population}; {nbytes / 1e9:.1f} GB; load {os.getloadavg()[0]:.1f}")
+        nbytes = write(Path(folder) / "population", options.members // part, options.weights // part)
+        population = Population.open(Path(folder) / "population")
+        head("Fitting a population from disk", f"{population}; {nbytes / 1e9:.1f} GB; load {os.getloadavg()[0]:.1f}")
         measure(population, options.rank, targets)
     return targets.close()
 

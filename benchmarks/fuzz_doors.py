@@ -89,7 +89,7 @@ def network(seed: int = 0) -> nn.Sequential:
     return made
 
 
-def crowd() -> Population:
+def population() -> Population:
     """Four such networks in two chains."""
     states = [state_of(network(seed)) for seed in range(4)]
     return Population.from_states(states, chain=torch.tensor([0, 0, 1, 1]), log_density=torch.arange(4.0).double())
@@ -117,22 +117,24 @@ def _use_networks(path: Path, folder: Path) -> None:
 
 
 def _use_folder(folder: Path) -> None:
-    check(folder / "crowd")
-    _use_networks(folder / "crowd", folder)
+    check(folder / "population")
+    _use_networks(folder / "population", folder)
 
 
 def _networks_door(name: str, file: str, build: Callable[[Path], object]) -> Door:
     return Door(name, file, build, lambda folder: (check(folder / file), _use_networks(folder / file, folder)))
 
 
-def _build_crowd(folder: Path) -> None:
-    with Population.writer(folder / "crowd", crowd().spec, name="aa", provenance={"made": {"by": "fuzz"}}) as writer:
-        for number, state in enumerate(crowd()):
+def _build_population(folder: Path) -> None:
+    with Population.writer(
+        folder / "population", population().spec, name="aa", provenance={"made": {"by": "fuzz"}}
+    ) as writer:
+        for number, state in enumerate(population()):
             writer.append(state, chain=number // 2, log_density=-1.0 * number)
 
 
 def _build_archive(folder: Path, *, packed: bool) -> None:
-    (made,) = write_archives(crowd(), folder, "tiny-net")
+    (made,) = write_archives(population(), folder, "tiny-net")
     content = made.read_bytes()
     (folder / ("a.tgz" if packed else "a.tar")).write_bytes(content if packed else gzip.decompress(content))
     shutil.rmtree(folder / "models")
@@ -158,13 +160,13 @@ def _use_posterior(folder: Path) -> None:
 
 
 def _build_posterior(folder: Path) -> None:
-    fit(crowd(), "mixture", components=torch.tensor([0, 0, 1, 1])).save(folder / "posterior.safetensors")
+    fit(population(), "mixture", components=torch.tensor([0, 0, 1, 1])).save(folder / "posterior.safetensors")
 
 
 def _use_masks(folder: Path) -> None:
     found = Masks.load(folder / "masks.safetensors")
     str(found)
-    found.apply(crowd())
+    found.apply(population())
     found.save(folder / OUT / "again.safetensors")
 
 
@@ -202,7 +204,7 @@ def _build_journal(folder: Path) -> None:
             raise _EnoughError
 
     try:
-        align(crowd(), _symmetry(), path=folder / "aligned", progress=stop)
+        align(population(), _symmetry(), path=folder / "aligned", progress=stop)
     except _EnoughError:
         pass
     finally:
@@ -212,7 +214,7 @@ def _build_journal(folder: Path) -> None:
 def _use_journal(folder: Path) -> None:
     check(folder / "aligned.journal")
     shutil.copy(folder / "aligned.journal", folder / OUT / "aligned.journal")
-    align(crowd(), _symmetry(), path=folder / OUT / "aligned")
+    align(population(), _symmetry(), path=folder / OUT / "aligned")
 
 
 def seal(content: bytes) -> bytes:

@@ -19,8 +19,8 @@ def _run_door(name: str, file: str) -> Door:
 
 
 DOORS = [
-    Door("shard", "crowd/shard-00000-aa.safetensors", doors._build_crowd, doors._use_folder, doors.seal, 1.5),
-    Door("manifest", "crowd/population.json", doors._build_crowd, doors._use_folder),
+    Door("shard", "population/shard-00000-aa.safetensors", doors._build_population, doors._use_folder, doors.seal, 1.5),
+    Door("manifest", "population/population.json", doors._build_population, doors._use_folder),
     doors._networks_door(
         "safetensors", "n.safetensors", lambda folder: save_file(state_of(doors.network()), folder / "n.safetensors")
     ),

@@ -18,10 +18,10 @@ from functools import partial
 import torch
 
 import onebasin as ob
-from benchmarks.crowds import scattered
 from benchmarks.mnist import ABSENT, load
 from benchmarks.peers.environment import PeerMissing, call
 from benchmarks.planted import built, only, varied
+from benchmarks.population_speed import scattered
 from benchmarks.targets import Targets, head, spread
 from benchmarks.train import DEEP, Recipe, epochs, fresh, mlp, trained
 from onebasin import Population, State, Symmetry
@@ -62,7 +62,7 @@ def balance_table(seeds: int, targets: Targets) -> None:
     head(f"Least mass of {'-'.join(map(str, SMALL))} against cvxpy", f"{seeds} networks; seconds of one network")
     symmetry = ob.discover(mlp(SMALL), torch.zeros(1, SMALL[0]))
     networks = [fresh(SMALL, seed) for seed in range(seeds)]
-    crowd = Population.from_states([fresh(SMALL, seed) for seed in range(1000)])
+    population = Population.from_states([fresh(SMALL, seed) for seed in range(1000)])
     for biases in (False, True):
         name = "with biases" if biases else "without biases"
         arrays = {f"{number}/{key}": value for number, state in enumerate(networks) for key, value in state.items()}
@@ -76,14 +76,16 @@ def balance_table(seeds: int, targets: Targets) -> None:
         theirs = [row["optimum"] for row in told["networks"]]
         gaps = [mine / other - 1 for mine, other in zip(ours, theirs, strict=True)]
         one = [best_time(partial(balance, state, symmetry, biases=biases), 3) for state in networks]
-        each = best_time(partial(balance, crowd, symmetry, biases=biases), 3) / len(crowd)
+        each = best_time(partial(balance, population, symmetry, biases=biases), 3) / len(population)
         other = [row["seconds"] for row in told["networks"]]
-        print(f"{name}: onebasin {spread([1e3 * t for t in one])} ms alone, {1e3 * each:.3f} ms in a crowd of 1,000")
+        print(
+            f"{name}: onebasin {spread([1e3 * t for t in one])} ms alone, {1e3 * each:.3f} ms in a population of 1,000"
+        )
         print(f"{'':<{len(name) + 2}}cvxpy    {spread([1e3 * t for t in other])} ms ({told['networks'][0]['name']})")
         worst = max(gaps, key=abs)
         targets.judge(f"optimum of cvxpy to 1e-6, {name}", f"worst {worst:+.1e}", abs(worst) <= 1e-6)
         ratio = statistics.median(other) / each
-        targets.judge(f"500 x faster in a crowd, {name}", f"{ratio:,.0f} x", ratio >= 500)
+        targets.judge(f"500 x faster in a population, {name}", f"{ratio:,.0f} x", ratio >= 500)
         ratio = statistics.median(other) / statistics.median(one)
         targets.judge(f"500 x faster alone, {name}", f"{ratio:,.0f} x", ratio >= 500)
 
@@ -100,9 +102,9 @@ def speed_table(members: int, targets: Targets) -> None:
         else value * (0.5 + torch.rand(members, *value.shape, generator=generator))
         for name, value in base.items()
     }
-    crowd = Population.from_stacked(stacked)
-    seconds = best_time(lambda: balance(crowd, symmetry), 1)
-    print(f"  {crowd}")
+    population = Population.from_stacked(stacked)
+    seconds = best_time(lambda: balance(population, symmetry), 1)
+    print(f"  {population}")
     targets.judge("at least 100 networks per second", f"{members / seconds:,.0f} per second", members / seconds >= 100)
 
 
@@ -202,9 +204,9 @@ def swaps_table(seeds: int) -> None:
     pairs = [(fresh(widths, 2 * seed), fresh(widths, 2 * seed + 1)) for seed in range(seeds)]
     counts = [int(transpositions(match(a, b, symmetry).element, symmetry).total) for a, b in pairs]
     print(f"  independent 784-512-10: {spread(counts, 1)}  [505.2 ± 2.3]")
-    crowd = scattered(SMALL, 2, 0)
+    population = scattered(SMALL, 2, 0)
     small = only(ob.discover(mlp(SMALL), torch.zeros(1, SMALL[0])), ("permutation",))
-    print(f"  moved copy {'-'.join(map(str, SMALL))}: {transpositions(match(*crowd, small).element, small)}")
+    print(f"  moved copy {'-'.join(map(str, SMALL))}: {transpositions(match(*population, small).element, small)}")
     if data_dir() is not None:
         atoms = tuple(torch.zeros(2, 384) for _ in range(4))
         group = ob.discover(ani(0), atoms)

@@ -29,7 +29,7 @@ from onebasin.population.population import Population
 TARGET = 2.0  # at most twice the time of raw safetensors
 
 
-def make_crowd(members: int, hidden: int) -> dict[str, Tensor]:
+def make_population(members: int, hidden: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = {"0.weight": (hidden, 784), "0.bias": (hidden,), "2.weight": (10, hidden), "2.bias": (10,)}
     return {name: torch.randn(members, *shape, generator=generator) for name, shape in shapes.items()}
@@ -47,8 +47,8 @@ def seconds(action: Callable[[], object]) -> float:
 
 def time_population(tensors: dict[str, Tensor], folder: Path) -> tuple[float, float]:
     path = folder / "population"
-    crowd = Population.from_stacked(tensors)
-    write = seconds(lambda: crowd.save(path))
+    population = Population.from_stacked(tensors)
+    write = seconds(lambda: population.save(path))
     return write, seconds(lambda: touch(Population.open(path).stacked()))
 
 
@@ -104,10 +104,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--folder", default=None, help="where to write; the system's temporary folder by default")
     options = parser.parse_args()
-    tensors = make_crowd(options.members, options.hidden)
+    tensors = make_population(options.members, options.hidden)
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
-    crowd = f"{options.members:,} MLPs 784-{options.hidden}-10"
-    print(f"{crowd}, {nbytes / 1e6:.0f} MB, median (min-max) of {options.repeats}")
+    population = f"{options.members:,} MLPs 784-{options.hidden}-10"
+    print(f"{population}, {nbytes / 1e6:.0f} MB, median (min-max) of {options.repeats}")
     ratio = report(measure(tensors, options.repeats, options.folder), nbytes)
     verdict = "met" if ratio <= TARGET else "MISSED"
     print(f"round trip takes {ratio:.2f} times raw safetensors (without fsync); target at most {TARGET:.1f}: {verdict}")

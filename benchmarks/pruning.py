@@ -68,9 +68,9 @@ class Study(Judge):
         self.digits, self.settings = digits, settings
         self.members: Population = ensemble(digits, settings)
 
-    def predictive(self, crowd: Population) -> Tensor:
+    def predictive(self, population: Population) -> Tensor:
         """The average of softmax outputs (examples, classes)."""
-        return predictions(self.model, crowd, self.test[0]).double().softmax(2).mean(0)
+        return predictions(self.model, population, self.test[0]).double().softmax(2).mean(0)
 
     def forms(self) -> dict[str, Posterior]:
         """The diagonal Gaussians of the raw and of the aligned ensemble."""
@@ -80,13 +80,13 @@ class Study(Judge):
             self.members, permuting, reference="first", by="activations", model=self.model, inputs=inputs,
             kind="uncentred",
         )  # fmt: skip
-        crowds = {
+        populations = {
             "raw (q_d)": self.members,
             "activations, first (paper 1)": paper.population,
             "weights, consensus": ob.align(self.members, permuting).population,
             "weights, balanced consensus": ob.align(self.members, self.symmetry).population,
         }
-        return {name: fit(crowd, "diagonal", model=self.model) for name, crowd in crowds.items()}
+        return {name: fit(population, "diagonal", model=self.model) for name, population in populations.items()}
 
     def variational(self, epochs: int) -> Posterior:
         """Mean-field variational inference on the same problem, kept beside the ensemble."""
@@ -202,7 +202,9 @@ def reduced_hmc() -> None:
     members = ob.sample(
         model, problem.train, "ensemble", modes=5, epochs=100, batch=100, rate=1e-3, schedule="cosine", prior=PRIOR
     )
-    hmc, own = (fit(ob.align(crowd, symmetry).population, "diagonal", model=model) for crowd in (samples, members))
+    hmc, own = (
+        fit(ob.align(population, symmetry).population, "diagonal", model=model) for population in (samples, members)
+    )
     rates = [judge.right(member) for member in members]
     print(f"  {len(samples)} samples; members {spread(rates)} % right, their mean {judge.right(own.mean):.2f} %\n")
     print("the mean of HMC samples, by all criteria")

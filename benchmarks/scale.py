@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import scale_crowds as crowds
+from benchmarks import scale_populations as populations
 from benchmarks.scale_measures import LIMIT, release
 from benchmarks.targets import Targets, head
 from benchmarks.train import CACHE
@@ -98,7 +98,10 @@ def show_ray(targets: Targets, workers: int, quick: bool) -> None:
 
 def show_members(targets: Targets, workers: int, quick: bool) -> None:
     sizes = (20, 60, 200) if quick else (100, 300, 1000, 3000)
-    head("Cost against the number of networks", f"{'-'.join(map(str, crowds.SMALL))}, in memory, {workers} workers, s")
+    head(
+        "Cost against the number of networks",
+        f"{'-'.join(map(str, populations.SMALL))}, in memory, {workers} workers, s",
+    )
     found = run("members", workers, *sizes)
     if found is None:
         targets.judge("runs", "it did not", False)
@@ -133,7 +136,7 @@ def show_width(targets: Targets, workers: int, quick: bool) -> None:
 def show_memory(targets: Targets, workers: int, quick: bool) -> None:
     members = 2000 if quick else 49_000
     head(
-        f"{members:,} networks {'-'.join(map(str, crowds.WIDE))} with 2 GB",
+        f"{members:,} networks {'-'.join(map(str, populations.WIDE))} with 2 GB",
         f"from disk to disk, {workers} workers asked for",
     )
     found = run("memory", members, workers)
@@ -181,7 +184,7 @@ SHOWN = {
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=SHOWN, default=list(SHOWN), metavar="PART", help="parts to run")
-    parser.add_argument("--quick", action="store_true", help="small crowds: does it run?")
+    parser.add_argument("--quick", action="store_true", help="small populations: does it run?")
     parser.add_argument("--workers", type=int, default=2, help="processes (2)")
     options = parser.parse_args()
     CACHE.mkdir(exist_ok=True)

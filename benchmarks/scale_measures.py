@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import onebasin as ob
-from benchmarks import scale_crowds as crowds
+from benchmarks import scale_populations as populations
 from benchmarks.memory import Peak, anonymous_bytes
 from benchmarks.train import CACHE, mlp
 from onebasin import Population, Symmetry
@@ -65,7 +65,7 @@ def permutations_of(widths: Sequence[int]) -> Symmetry:
 
 def whole_pipeline(members: int, workers: int) -> dict[str, Any]:
     """Discover, align, balance, fit, and compare two halves of OptuNet-sized networks."""
-    population, model = crowds.optunets(members), optunet()
+    population, model = populations.optunets(members), optunet()
     with watching() as (watch, found), _cluster(watch, workers) as executor:
         with watch.step("discover"):
             symmetry = ob.discover(model, torch.zeros(2, 1, 28, 28))
@@ -99,7 +99,7 @@ def _nothing(shared: None, shard: int) -> None:
 
 def resnet20(members: int, workers: int) -> dict[str, Any]:
     """Consensus of ResNet-20s from disk to disk."""
-    folder, model = crowds.resnet20s(members), resnet20_frn_silu()
+    folder, model = populations.resnet20s(members), resnet20_frn_silu()
     symmetry = ob.discover(model, torch.zeros(2, 3, 32, 32))
     with tempfile.TemporaryDirectory(dir=CACHE) as place, watching() as (watch, found), watch.step("align"):
         result = align(Population.open(folder), symmetry, path=Path(place) / "aligned", workers=workers)
@@ -110,7 +110,7 @@ def resnet18s(members: int) -> dict[str, Any]:
     """One match of a ResNet-18, 11 million weights, in this process."""
     model = resnet18()
     symmetry = ob.discover(model, torch.zeros(2, 3, 32, 32))
-    population = crowds.independent(model, members)
+    population = populations.independent(model, members)
     with watching() as (watch, found), watch.step("align"):
         result = align(population, symmetry)
     return {**found, "sweeps": result.sweeps, "each": watch.steps["align"] / (members * result.sweeps)}
@@ -118,7 +118,7 @@ def resnet18s(members: int) -> dict[str, Any]:
 
 def backends(members: int, workers: int) -> dict[str, Any]:
     """The same alignment on joblib's processes and on Ray, 16 networks per shard, in alternation."""
-    population, symmetry = crowds.perceptrons(members), permutations_of(crowds.SMALL)
+    population, symmetry = populations.perceptrons(members), permutations_of(populations.SMALL)
     times: dict[str, list[float]] = {"joblib": [], "ray": []}
     results: dict[str, Any] = {}
     watch = Watch()
@@ -136,8 +136,8 @@ def backends(members: int, workers: int) -> dict[str, Any]:
 
 
 def by_members(sizes: Sequence[int], workers: int) -> dict[str, Any]:
-    """Seconds of every operation on crowds of different sizes."""
-    symmetry = permutations_of(crowds.SMALL)
+    """Seconds of every operation on populations of different sizes."""
+    symmetry = permutations_of(populations.SMALL)
     rows = []
     watch = Watch()
     with _cluster(watch, workers) as executor:
@@ -148,7 +148,7 @@ def by_members(sizes: Sequence[int], workers: int) -> dict[str, Any]:
             "fit": lambda own: ob.fit(own, executor=executor),
         }
         for members in sizes:
-            population = crowds.perceptrons(members)
+            population = populations.perceptrons(members)
             row: dict[str, float] = {"members": members}
             for name, step in steps.items():
                 row[name], found = _timed(partial(step, population))
@@ -175,7 +175,7 @@ def by_width(widths: Sequence[int]) -> dict[str, Any]:
     rows = []
     for width in widths:
         sizes = (64, width, width, 10)
-        symmetry, population = permutations_of(sizes), crowds.perceptrons(4, sizes)
+        symmetry, population = permutations_of(sizes), populations.perceptrons(4, sizes)
         seconds, found = _timed(partial(align, population, symmetry))
         rows.append({"width": width, "align": seconds, "sweeps": found.sweeps})
         print(f"    {rows[-1]}", file=sys.stderr, flush=True)
@@ -184,7 +184,10 @@ def by_width(widths: Sequence[int]) -> dict[str, Any]:
 
 def large(members: int, workers: int) -> dict[str, Any]:
     """A population of many gigabytes with 2 GB: canonicalised from disk to disk, fitted, and checked."""
-    folder, symmetry = crowds.on_disk("perceptrons", mlp(crowds.WIDE), members), permutations_of(crowds.WIDE)
+    folder, symmetry = (
+        populations.on_disk("perceptrons", mlp(populations.WIDE), members),
+        permutations_of(populations.WIDE),
+    )
     _confine()
     population = Population.open(folder)
     places: dict[str, Any] = {"workers": workers, "memory": LIMIT}

@@ -37,18 +37,18 @@ def main() -> None:
     x, y = rings(torch.Generator().manual_seed(0))
     model = network()
     symmetry = ob.discover(model, x[:2])
-    crowd = ob.Population.from_models([trained(seed, x, y) for seed in range(5)])
+    population = ob.Population.from_models([trained(seed, x, y) for seed in range(5)])
 
-    found = ob.align(crowd, symmetry)  # every member moved, no function changed
+    found = ob.align(population, symmetry)  # every member moved, no function changed
     print(found)
 
-    a, b = crowd.member(0), crowd.member(1)
+    a, b = population.member(0), population.member(1)
     raw = ob.barrier(model, a, b, x, y)
     aligned = ob.barrier(model, found.population.member(0), found.population.member(1), x, y)
     print(f"loss barrier between two members: {raw.max:.3f} as trained, {aligned.max:.3f} aligned")
 
-    mean = {name: crowd.tensor(name).mean(0) for name in crowd.names}
-    merged = ob.merge(crowd, symmetry)
+    mean = {name: population.tensor(name).mean(0) for name in population.names}
+    merged = ob.merge(population, symmetry)
     for title, state in (("mean of the networks as trained", mean), ("mean of the aligned networks", merged)):
         right = torch.func.functional_call(model, state, x).argmax(1) == y
         print(f"{title}: {float(right.float().mean()):.3f} of the points right")

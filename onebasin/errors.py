@@ -91,11 +91,11 @@ class StatisticsWarning(OnebasinWarning):
 # Keyword options that are passed on in a dict: Python does not check their names, so we do.
 
 
-def refuse_unknown(options: Mapping[str, object], known: Collection[str], where: str) -> None:
+def check_options(options: Mapping[str, object], known: Collection[str], where: str) -> None:
     """Raise `InputError` when an option has a name that nobody reads; a misspelt one would be ignored in silence.
 
-    >>> refuse_unknown({"loss": "mse"}, ["loss", "batch"], "barrier")
-    >>> refuse_unknown({"los": "mse"}, ["loss", "batch"], "barrier")
+    >>> check_options({"loss": "mse"}, ["loss", "batch"], "barrier")
+    >>> check_options({"los": "mse"}, ["loss", "batch"], "barrier")
     Traceback (most recent call last):
     ...
     onebasin.errors.InputError: barrier has no option 'los': did you mean 'loss'? It knows batch, loss

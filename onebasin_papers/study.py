@@ -69,7 +69,7 @@ class Bench(Generic[_Settings]):
     _made: dict[str, Any] = field(default_factory=dict)
 
     def once(self, name: str, make: Callable[[], _Made]) -> _Made:
-        """What `make` gives, made once in this process: problems, symmetries, aligned crowds."""
+        """What `make` gives, made once in this process: problems, symmetries, aligned populations."""
         if name not in self._made:
             self._made[name] = make()
         found: _Made = self._made[name]
@@ -88,12 +88,12 @@ class Bench(Generic[_Settings]):
         """`sample` into the folder of the run: an interrupted run goes on, and parts that ask again get the same.
 
         Args:
-            name: of the crowd, as "hmc-0"; its folder and, without `seed`, its stream of random numbers.
+            name: of the population, as "hmc-0"; its folder and, without `seed`, its stream of random numbers.
             model: as for `sample`.
             data: as for `sample`.
             method: as for `sample`.
             options: everything else that `sample` takes.
-            seed: where several crowds shall share one.
+            seed: where several populations shall share one.
         """
 
         def made() -> ob.Population:

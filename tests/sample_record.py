@@ -147,7 +147,7 @@ def _table() -> Table:
         Column("Accuracy", "Share of test examples whose most probable class is the right one.", "higher", 1, "%"),
         Column("NLL", "Mean negative log-probability of the right class.", "lower", 3, "nats"),
         Column("ECE", "Expected calibration error: how far confidence is from accuracy, over 15 bins.", "lower", 3),
-        Column("Agreement", "Share of examples on which it decides as the full crowd does.", "higher", 1, "%"),
+        Column("Agreement", "Share of examples on which it decides as the full population does.", "higher", 1, "%"),
         Column("Weights", "Numbers that must be stored.", "", 0),
         Column("Remark"),
     )

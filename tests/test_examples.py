@@ -11,7 +11,7 @@ import pytest
 from onebasin.cli.main import main
 from tests.page_blocks import ROOT, appears, blocks
 
-STORIES = ("one_basin", "compact_posterior", "two_crowds")
+STORIES = ("one_basin", "compact_posterior", "two_populations")
 MODELS = {"ani_1x": "network", "digits_cnn": "digits_cnn"}
 QUOTED = {
     block.note.removeprefix("output of "): block.code
@@ -41,7 +41,9 @@ def test_all_examples_are_known_here() -> None:
 def test_a_story_runs_and_prints_what_the_readme_shows(name: str, tmp_path: Path) -> None:
     shown, printed = QUOTED[f"examples/{name}.py"], run_example(name, tmp_path)
     assert appears(shown, printed), f"README.md shows\n{shown}\nprinted was\n{printed}"
-    check = {"one_basin": one_basin_holds, "compact_posterior": compact_holds, "two_crowds": crowds_hold}[name]
+    check = {"one_basin": one_basin_holds, "compact_posterior": compact_holds, "two_populations": populations_hold}[
+        name
+    ]
     check(printed)
     check(shown)
 
@@ -60,7 +62,7 @@ def compact_holds(text: str) -> None:
     assert far["refined"] < far["2 of the networks"] < far["fit"]
 
 
-def crowds_hold(text: str) -> None:
+def populations_hold(text: str) -> None:
     rows = {line[:20].strip(): line[20:].split() for line in text.splitlines()[2:]}
     raw, without, _, p, functions, diversity = map(float, rows["12 other trainings"])
     assert abs(raw) < 0.05 and abs(without) < 0.05 and abs(functions) < 0.05 and p > 1e-3

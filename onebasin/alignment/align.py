@@ -1,4 +1,4 @@
-"""A crowd of networks: every member is moved into one basin, and no function is changed."""
+"""A population of networks: every member is moved into one basin, and no function is changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from onebasin.alignment.journal import Journal, check_total, fingerprint, journa
 from onebasin.alignment.layout import BlockLayout
 from onebasin.alignment.match import check_network, lightest
 from onebasin.alignment.transpositions import Transpositions, transpositions
-from onebasin.errors import InputError, refuse_unknown
+from onebasin.errors import InputError, check_options
 from onebasin.parallel import ExecutionOptions, Executor, executor_for, one_thread
 from onebasin.population import (
     BLOCK_BYTES,
@@ -87,7 +87,7 @@ class AlignPlan:
 
     def __init__(self, reference: Reference, by: str, options: AlignOptions) -> None:
         """Refuse what nobody knows or nobody can use."""
-        refuse_unknown(options, [*AlignOptions.__annotations__, "reference", "by", "path"], "align")
+        check_options(options, [*AlignOptions.__annotations__, "reference", "by", "path"], "align")
         self.reference = reference if isinstance(reference, str) else None
         self.fixed = None if isinstance(reference, str) else as_state(reference)
         self.scale = options.get("scale", "balanced" if self.fixed is None else "reference")
@@ -143,7 +143,7 @@ class AlignPlan:
 
 
 # ----------------------------------------------------------------------
-# A crowd of networks: every member is moved into one basin, and no function is changed.
+# A population of networks: every member is moved into one basin, and no function is changed.
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ class Alignment:
 
     @property
     def sweeps(self) -> int:
-        """Number of sweeps over the crowd; 1 for a fixed reference."""
+        """Number of sweeps over the population; 1 for a fixed reference."""
         return max(1, len(self.history))
 
     @cached_property
@@ -240,7 +240,7 @@ def align(
 
 
 def shard_bytes(spec: Spec, nbytes: int) -> int:
-    """Bytes of work on one shard of a crowd of `nbytes`.
+    """Bytes of work on one shard of a population of `nbytes`.
 
     A few networks, in float64 too, or a block that is balanced or written.
     """

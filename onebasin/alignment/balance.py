@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from onebasin.alignment.layout import BlockLayout
 from onebasin.alignment.mass import Hold, Mass, Part, Point, Powers, SquaresLayout, empty, holds, without_held_biases
-from onebasin.errors import InputError, refuse_unknown
+from onebasin.errors import InputError, check_options
 from onebasin.parallel import ExecutionOptions, executor_for, one_thread
 from onebasin.population import Population, block_members, caller_bytes, mapped, member_bytes
 from onebasin.state import State, is_statistic
@@ -559,7 +559,7 @@ def balance(
         path: write the balanced population to this folder, block by block, instead of keeping it in memory.
         **options: see `Options`.
     """
-    refuse_unknown(options, BalanceOptions.__annotations__, "balance")
+    check_options(options, BalanceOptions.__annotations__, "balance")
     if isinstance(what, nn.Module):
         raise InputError("balance moves a State or a Population, found a module: give model.state_dict()")
     limits = options.get("tolerance", 1e-9), options.get("sweeps", 1000)

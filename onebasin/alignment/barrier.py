@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from onebasin.alignment.match import match
 from onebasin.alignment.repair import Repair, blend, recalibrate, repair, unit_statistics
-from onebasin.errors import InputError, refuse_unknown
+from onebasin.errors import InputError, check_options
 from onebasin.functional import BATCH, Inputs, Loss, Score, losses, score, wide_outputs
 from onebasin.metrics import COLDEST, best_temperature
 from onebasin.state import State, as_state, check_state, interpolate, spec_of
@@ -148,7 +148,7 @@ def barrier(
         SpecError: the networks are not two of this model.
         InputError: data, targets or options do not fit.
     """
-    refuse_unknown(options, ("points", "symmetry", *BarrierOptions.__annotations__), "barrier")
+    check_options(options, ("points", "symmetry", *BarrierOptions.__annotations__), "barrier")
     start, end = ends(a, b)
     test, variance = options.get("test"), options.get("variance")
     sets: list[Data] = [(inputs, targets)] if test is None else [(inputs, targets), test]
@@ -369,7 +369,7 @@ def barrier_report(
         options: `loss` and `batch`, see `predict.losses`; `calibration`, other data to fit temperatures on, since
             those of training are learned by heart.
     """
-    refuse_unknown(options, ("points", "test", *BarrierReportOptions.__annotations__), "barrier_report")
+    check_options(options, ("points", "test", *BarrierReportOptions.__annotations__), "barrier_report")
     start, end = ends(a, b)
     sets = [train] if test is None else [train, test]
     measure: Measure = {"loss": options.get("loss", "cross-entropy"), "batch": options.get("batch", BATCH)}

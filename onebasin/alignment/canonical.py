@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from onebasin.alignment.balance import Work, best_step
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
 from onebasin.alignment.mass import Hold, Mass, Point, SquaresLayout, check_finite, holds, is_bias
-from onebasin.errors import InputError, refuse_unknown
+from onebasin.errors import InputError, check_options
 from onebasin.parallel import ExecutionOptions, executor_for
 from onebasin.population import BLOCK_BYTES, Population, caller_bytes, mapped, member_bytes
 from onebasin.state import State, is_statistic
@@ -438,7 +438,7 @@ def canonicalise(
         path: write the resulting population to this folder instead of keeping it in memory.
         **places: where a population is worked on, see `ExecutionOptions`.
     """
-    refuse_unknown(places, ExecutionOptions.__annotations__, "canonicalise")
+    check_options(places, ExecutionOptions.__annotations__, "canonicalise")
     if isinstance(what, nn.Module):
         raise InputError("canonicalise moves a State or a Population, found a module: give model.state_dict()")
     for name, value, known in (("scale", scale, FORM_SCALES), ("order", order, (*ORDERS, "keep"))):

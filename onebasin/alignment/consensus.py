@@ -25,7 +25,7 @@ from onebasin.state import State, trained_parameters
 from onebasin.symmetry import Element, ExpandedElement, Symmetry, apply_block
 
 # ----------------------------------------------------------------------
-# One frame for a whole crowd, at a cost linear in its size.
+# One frame for a whole population, at a cost linear in its size.
 
 
 _CHUNKS = 16  # at least so many chunks per sweep: more together is staler, fewer at a time keeps fewer workers busy
@@ -52,7 +52,7 @@ class Progress:
 
 
 class Consensus:
-    """Sweeps over a crowd until nothing moves."""
+    """Sweeps over a population until nothing moves."""
 
     def __init__(
         self, frame: AlignmentState, matcher: Matcher, executor: Executor, *, sweeps: int, tolerance: float
@@ -141,7 +141,7 @@ _SHARD = 16  # members matched together
 
 
 class MatchToReference:
-    """Matches every member of a crowd to one network."""
+    """Matches every member of a population to one network."""
 
     def __init__(
         self, frame: AlignmentState, matcher: Matcher, executor: Executor, reference: Mapping[str, Tensor]
@@ -166,7 +166,7 @@ class MatchToReference:
 def medoid(frame: AlignmentState, matcher: Matcher, executor: Executor) -> int:
     """The most central member: closest to the mean once all are matched to the first. The frame is left as it was.
 
-    To compare all pairs would take N^2 matches; seen from one member, the crowd's centre takes N.
+    To compare all pairs would take N^2 matches; seen from one member, the population's centre takes N.
     """
     trial = frame.copy()
     MatchToReference(trial, matcher, executor, frame.first()).run(Progress(), lambda at: None)

@@ -1,4 +1,4 @@
-"""Where each member of a crowd stands: its element so far, and the member moved by it."""
+"""Where each member of a population stands: its element so far, and the member moved by it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def added(total: State, features: State, sign: float = 1.0) -> State:
 
 
 # ----------------------------------------------------------------------
-# What a worker does with some members of a crowd: move them to where they stand, and match each to a target.
+# What a worker does with some members of a population: move them to where they stand, and match each to a target.
 
 
 Standing = tuple[Population, Element]
@@ -102,7 +102,7 @@ class MatchTarget:
     """What members are matched to.
 
     Attributes:
-        features: of the network to match to; of a crowd, the sum S. Nothing: members stay.
+        features: of the network to match to; of a population, the sum S. Nothing: members stay.
         within: members are part of S, and are matched to what is left without them.
         full: search from the barycentre, else climb from where a member is.
         summed: also add up what becomes of the members.
@@ -181,7 +181,7 @@ def standing(symmetry: Symmetry, shard: Standing) -> Iterator[State]:
 
 
 # ----------------------------------------------------------------------
-# Where each member of a crowd stands: its element so far, and the member moved by it.
+# Where each member of a population stands: its element so far, and the member moved by it.
 
 
 class AlignmentState:
@@ -198,7 +198,7 @@ class AlignmentState:
         """Raise unless members fit the symmetry and are finite; read one block at a time.
 
         Returns:
-            A fingerprint of the crowd: the sum of every tensor of every member.
+            A fingerprint of the population: the sum of every tensor of every member.
         """
         board = BlockLayout.of(self.symmetry, statistics=True)
         board.check(
@@ -245,7 +245,7 @@ class AlignmentState:
         self.elements = self.symmetry.compose(element, self.elements)
 
     def copy(self) -> AlignmentState:
-        """Another frame of the same crowd, which moves by itself."""
+        """Another frame of the same population, which moves by itself."""
         other = AlignmentState(self.population, self.symmetry)
         other.elements = self.symmetry.compose(self.symmetry.identity(), self.elements)
         return other

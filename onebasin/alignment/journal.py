@@ -125,18 +125,18 @@ def journal_of(path: Path) -> Path:
 class Journal:
     """The file `<path>.journal`; it is written every few seconds, read when a run starts, gone when it is done."""
 
-    def __init__(self, path: Path | None, frame: AlignmentState, crowd: str, settings: dict[str, Any]) -> None:
+    def __init__(self, path: Path | None, frame: AlignmentState, population: str, settings: dict[str, Any]) -> None:
         """Take the journal beside `path`; without a path nothing is kept.
 
         Args:
             path: where the aligned population will be.
-            frame: the crowd and its elements.
-            crowd: fingerprint of the members.
+            frame: the population and its elements.
+            population: fingerprint of the members.
             settings: all that the result depends on; a journal of another run is refused.
         """
         self.path = None if path is None else journal_of(path)
         self.frame = frame
-        self.key = _key(frame, crowd, settings)
+        self.key = _key(frame, population, settings)
         self._last = time.monotonic()
 
     def resume(self) -> Progress:
@@ -186,9 +186,9 @@ def _checksum(tensors: State) -> int:
     return value
 
 
-def _key(frame: AlignmentState, crowd: str, settings: dict[str, Any]) -> str:
-    """A fingerprint of the crowd, its symmetry and the settings."""
-    told = [crowd, frame.symmetry.to_json(), settings]
+def _key(frame: AlignmentState, population: str, settings: dict[str, Any]) -> str:
+    """A fingerprint of the population, its symmetry and the settings."""
+    told = [population, frame.symmetry.to_json(), settings]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
 
 

@@ -100,17 +100,18 @@ def align(
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     output = output if output.name not in ("", "..") else real_path(output)  # what stands beside it needs a name
     known = know(architecture)
-    crowd = open_networks(networks, known)
+    population = open_networks(networks, known)
     target = reference_of(reference, known)
-    if isinstance(target, str) and len(crowd) < 2:
+    if isinstance(target, str) and len(population) < 2:
         raise InputError(
-            f"{networks} holds {len(crowd)} network, and nothing to align it with: give more, or a --reference network"
+            f"{networks} holds {len(population)} network, and nothing to align it with: "
+            "give more, or a --reference network"
         )
     options = {name: value for name, value in options.items() if value is not None}
     options |= _activations(known, data, options["by"], limit=limit, sources=options.pop("sources"))
     journal = journal_of(output)
-    carried = _companions(companions, crowd, known, output)
-    if not journal.exists() and not missing_shards(crowd, output):
+    carried = _companions(companions, population, known, output)
+    if not journal.exists() and not missing_shards(population, output):
         _refuse_taken(carried)
     make_folder(output.parent)
     if journal.exists():
@@ -126,9 +127,9 @@ def align(
                 found.carry(companion, kind).save(goal)
 
     try:
-        with progress_bar(f"aligning {len(crowd):,} networks") as show:
+        with progress_bar(f"aligning {len(population):,} networks") as show:
             given = {**places, **options, "progress": show, "finish": finish}
-            found = move(crowd, known.symmetry, reference=target, path=output, **given)
+            found = move(population, known.symmetry, reference=target, path=output, **given)
     except KeyboardInterrupt:
         click.echo(_left(output, journal), err=True)
         raise
@@ -157,10 +158,10 @@ def _activations(known: Known, data: str | None, by: str, **reading: Any) -> dic
 
 
 def _companions(
-    texts: tuple[str, ...], crowd: Population, known: Known, output: Path
+    texts: tuple[str, ...], population: Population, known: Known, output: Path
 ) -> list[tuple[str, Population, Path]]:
     """All companions; refused before the work if one does not fit or two would be written to one place."""
-    found = [_companion(text, crowd, known, output) for text in texts]
+    found = [_companion(text, population, known, output) for text in texts]
     kinds = [kind for kind, _, _ in found]
     if twice := [kind for kind in dict.fromkeys(kinds) if kinds.count(kind) > 1]:
         raise InputError(
@@ -170,14 +171,14 @@ def _companions(
     return found
 
 
-def _companion(text: str, crowd: Population, known: Known, output: Path) -> tuple[str, Population, Path]:
+def _companion(text: str, population: Population, known: Known, output: Path) -> tuple[str, Population, Path]:
     """Kind, population and place of a companion."""
     kind, equals, path = text.partition("=")
     if not equals or kind not in COMPANIONS:
         raise InputError(f"{text!r} is no companion; expected KIND=PATH with a kind of {', '.join(COMPANIONS)}.")
     companion = open_networks(Path(path), known, finite=False)
-    if len(companion) != len(crowd):
-        raise SpecError(f"{path} holds {len(companion)} members for {len(crowd)} networks: give one per network")
+    if len(companion) != len(population):
+        raise SpecError(f"{path} holds {len(companion)} members for {len(population)} networks: give one per network")
     try:  # the neutral element moves nothing, but it looks at names and shapes
         known.symmetry.apply(known.symmetry.identity(), companion.member(0), kind=kind)
     except SpecError as error:

@@ -12,7 +12,7 @@ from onebasin import metrics
 from onebasin.alignment import align
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks
-from onebasin.cli.options import debug, progress_bar, refuse_existing
+from onebasin.cli.options import check_absent, debug, progress_bar
 from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.tables import short
 from onebasin.errors import InputError
@@ -120,25 +120,25 @@ def compact(
     options["move"] = _move(options)
     _check(networks, output, force, options)
     known = know(architecture)
-    crowd = open_networks(networks, known)
-    with progress_bar(f"compacting {len(crowd):,} networks") as show, _for_all_steps(options["places"]) as places:
+    population = open_networks(networks, known)
+    with progress_bar(f"compacting {len(population):,} networks") as show, _for_all_steps(options["places"]) as places:
         options["places"] = places
-        aligned = crowd
+        aligned = population
         if not options["raw"]:
-            aligned = align(crowd, known.symmetry, progress=show, **places).population
+            aligned = align(population, known.symmetry, progress=show, **places).population
         fitted = _fitted(aligned, known, options)
-        found = _moved(fitted, known, crowd, options, seed=architecture.seed, show=show)
-        close = _fidelity(found, known, crowd, options, architecture.seed)
+        found = _moved(fitted, known, population, options, seed=architecture.seed, show=show)
+        close = _fidelity(found, known, population, options, architecture.seed)
         told = {
             "format": FORMAT,
             "population": str(networks),
             "posterior": str(output),
-            "networks": len(crowd),
+            "networks": len(population),
             "storage": found.networks,
             "aligned": not options["raw"],
             "provenance": dict(found.provenance),
             "deviations": _deviations(found),
-            "predictions": _compared(fitted, found, known, crowd, options, architecture.seed),
+            "predictions": _compared(fitted, found, known, population, options, architecture.seed),
             "fidelity": {name: own.to_json() for name, own in close.items()} if close else None,
             "prior": None if options["prior"] is None else prior_shares(fitted, options["prior"]).to_json(),
             "notes": [*_notes(found, bool(close), options), *warnings_of(close)],
@@ -180,7 +180,7 @@ def _check(networks: Path, output: Path, force: bool, options: dict[str, Any]) -
     if output.suffix != ".safetensors":
         raise InputError(f"a posterior is a .safetensors file, found {output}: give --output such a name")
     for path in (output, output.with_suffix(".json")):
-        refuse_existing(path, force)
+        check_absent(path, force)
     make_folder(output.parent)
     move = options["move"]
     if move is not None and options["data"] is None:
@@ -201,7 +201,7 @@ def _fitted(aligned: Population, known: Known, options: dict[str, Any]) -> Poste
 
 
 def _moved(
-    fitted: Posterior, known: Known, crowd: Population, options: dict[str, Any], *, seed: int, show: Any
+    fitted: Posterior, known: Known, population: Population, options: dict[str, Any], *, seed: int, show: Any
 ) -> Posterior:
     if options["move"] is None:
         return fitted
@@ -211,7 +211,7 @@ def _moved(
         given["steps"] = options["steps"]
     if options["statistics"] is not None:
         given["statistics"] = _statistics(options)
-    return _MOVES[options["move"]](fitted, model, crowd, _inputs(options["data"], options), **given)
+    return _MOVES[options["move"]](fitted, model, population, _inputs(options["data"], options), **given)
 
 
 def _inputs(source: str, options: dict[str, Any]) -> Inputs:
@@ -228,7 +228,7 @@ def _deviations(found: Posterior) -> dict[str, float]:
 
 
 def _compared(
-    fitted: Posterior, found: Posterior, known: Known, crowd: Population, options: dict[str, Any], seed: int
+    fitted: Posterior, found: Posterior, known: Known, population: Population, options: dict[str, Any], seed: int
 ) -> dict[str, Any] | None:
     """Predictions of the posterior beside those of the networks, and beside as many networks as its storage holds."""
     source = options["test"] or options["data"]
@@ -238,16 +238,16 @@ def _compared(
     if options["test"] is None:
         inputs = some_of(inputs, EXAMPLES, seed)
     count = max(1, round(found.networks))
-    crowds: dict[str, Networks] = {
+    populations: dict[str, Networks] = {
         "posterior": found,
-        f"{count} of the networks": crowd[:: max(1, len(crowd) // count)][:count],
+        f"{count} of the networks": population[:: max(1, len(population) // count)][:count],
     }
     if found is not fitted:
-        crowds = {"before": fitted, **crowds}
+        populations = {"before": fitted, **populations}
     given: dict[str, Any] = {"output": _output(options), "average": True, **options["places"]}
-    goal = predict(model, crowd, inputs, **given)
+    goal = predict(model, population, inputs, **given)
     rows = {}
-    for name, one in crowds.items():
+    for name, one in populations.items():
         own = predict(model, one, inputs, draws=options["draws"], seed=seed, statistics=_statistics(options), **given)
         rows[name] = (
             {"rms_difference": float((own - goal).square().mean().sqrt())}
@@ -267,7 +267,7 @@ def _statistics(options: dict[str, Any]) -> Any:
 
 
 def _fidelity(
-    found: Posterior, known: Known, crowd: Population, options: dict[str, Any], seed: int
+    found: Posterior, known: Known, population: Population, options: dict[str, Any], seed: int
 ) -> dict[str, Fidelity]:
     """How well draws predict what the networks predict, on the inputs that there are and around them."""
     source = options["test"] or options["data"]
@@ -276,7 +276,7 @@ def _fidelity(
     return fidelity(
         known.runs("--test" if options["test"] else "--data"),
         found,
-        crowd,
+        population,
         _inputs(source, options),
         statistics=_statistics(options),
         output=_output(options),

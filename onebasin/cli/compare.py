@@ -22,7 +22,7 @@ from onebasin.alignment import (
     weights_of,
 )
 from onebasin.cli import data as examples
-from onebasin.cli.compare_crowds import compare_crowds, several
+from onebasin.cli.compare_populations import compare_populations, several
 from onebasin.cli.likelihood import loss_option
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, one_network
 from onebasin.cli.options import PLACES, debug, progress
@@ -37,7 +37,7 @@ from onebasin.state import State, flatten
 from onebasin.symmetry import Element, Space, Symmetry
 
 _OF_PAIRS = {name: f"--{name}" for name in ("scale", "restarts", "test", "loss", "points")}
-_OF_CROWDS = {"forms": "--form", "preset": "--preset", "values": "--values"}
+_OF_POPULATIONS = {"forms": "--form", "preset": "--preset", "values": "--values"}
 _OF_PLACES = {name: f"--{name}" for name in PLACES}
 _OF_DATA = {name: f"--{name}" for name in ("test", "limit", "loss", "points", "values")}
 _MEANING = {
@@ -86,18 +86,18 @@ _MEANING = {
     default=(FORM,),
     metavar="FORM",
     show_default=True,
-    help="Of crowds: how symmetries are removed, SCALE/ORDER as in balanced/norm, or aligned; unit-norm/max is that of "
-    "paper 2. Repeat it for several.",
+    help="For populations: how symmetries are removed, SCALE/ORDER as in balanced/norm, or aligned; unit-norm/max is "
+    "that of paper 2. Repeat it for several.",
 )
 @click.option(
     "--preset",
     type=click.Choice(list(PRESETS)),
     default="median",
     show_default=True,
-    help="Of crowds: kernels and bandwidths of the MMD.",
+    help="Of populations: kernels and bandwidths of the MMD.",
 )
 @click.option(
-    "--values", is_flag=True, help="Of crowds: outputs are values, as in a regression, and not scores of classes."
+    "--values", is_flag=True, help="Of populations: outputs are values, as in a regression, and not scores of classes."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables, and nothing else.")
 @where_it_runs
@@ -112,7 +112,7 @@ def compare(
     as_json: bool,
     **measured: Any,
 ) -> None:
-    """Compare networks, or two crowds of networks, A and B up to their symmetries.
+    """Compare networks, or two populations of networks, A and B up to their symmetries.
 
     How much of their difference is only a disguise? B is moved onto A as closely as permutations, signs and scales
     allow, which does not change what it computes. A and B are files with one network each; PATH#3 is number 3 of
@@ -125,10 +125,10 @@ def compare(
     spreads. With --data the barrier counts as well: networks whose barrier falls below half when B is moved are not
     called independent.
 
-    Where A and B hold several networks each, the two crowds are compared: mean distances and the squared MMD of their
-    weights, as they are and without symmetries, with a p-value; with --data also the MMD of their predictions, and
-    agreement and total variation of their average predictives. Several outputs are taken for classes; --values compares
-    those of a regression as they are.
+    Where A and B hold several networks each, the two populations are compared: mean distances and the squared MMD of
+    their weights, as they are and without symmetries, with a p-value; with --data also the MMD of their predictions,
+    and agreement and total variation of their average predictives. Several outputs are taken for classes; --values
+    compares those of a regression as they are.
 
     \b
       onebasin compare a.pt b.pt --model examples/digits_cnn.py:digits_cnn
@@ -137,16 +137,18 @@ def compare(
       onebasin compare chain/ ensemble/ --symmetry symmetry.json --form balanced/max --form aligned
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     known = know(architecture)
-    crowds = [several(text, known) for text in (first, second)]
+    populations = [several(text, known) for text in (first, second)]
     if measured["data"] is None:
         _refuse(_OF_DATA, "goes with --data, which is not given")
-    if crowds[0] is not None and crowds[1] is not None:
-        _refuse(_OF_PAIRS, "is for two networks, and A and B are crowds")
-        _compare_crowds(known, (first, second), (crowds[0], crowds[1]), as_json, architecture.seed, measured)
+    if populations[0] is not None and populations[1] is not None:
+        _refuse(_OF_PAIRS, "is for two networks, and A and B are populations")
+        _compare_populations(
+            known, (first, second), (populations[0], populations[1]), as_json, architecture.seed, measured
+        )
         return
     a, b = one_network(first, known), one_network(second, known)
-    _refuse({**_OF_CROWDS, **_OF_PLACES}, "is for two crowds, and A and B are single networks")
-    measured = {name: value for name, value in measured.items() if name not in (*_OF_CROWDS, "places")}
+    _refuse({**_OF_POPULATIONS, **_OF_PLACES}, "is for two populations, and A and B are single networks")
+    measured = {name: value for name, value in measured.items() if name not in (*_OF_POPULATIONS, "places")}
     with progress(f"comparing {first} with {second} ..."):
         barrier = _barrier(known, a, b, **measured)
         found = match(a, b, known.symmetry, restarts=restarts, seed=architecture.seed, scale=scale)
@@ -172,10 +174,10 @@ def _refuse(options: Mapping[str, str], why: str) -> None:
         raise InputError(f"{given[0]} {why}: leave {given[0]} out")
 
 
-def _compare_crowds(
+def _compare_populations(
     known: Known,
     names: tuple[str, str],
-    crowds: tuple[Population, Population],
+    populations: tuple[Population, Population],
     as_json: bool,
     seed: int,
     measured: dict[str, Any],
@@ -189,7 +191,7 @@ def _compare_crowds(
         options |= measured["places"]
         if measured["values"]:
             options["output"] = "values"
-        found = compare_crowds(known, *crowds, data, **options)
+        found = compare_populations(known, *populations, data, **options)
     told = {"a": names[0], "b": names[1], **found.told()}
     click.echo(json.dumps(told, indent=1) if as_json else f"A  {names[0]}\nB  {names[1]}\n\n{found}")
 

@@ -1,4 +1,4 @@
-"""``onebasin evaluate``: a crowd and data -> what its predictions are worth, each number with its interval."""
+"""``onebasin evaluate``: a population and data -> what its predictions are worth, each number with its interval."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from onebasin.cli import data as examples
-from onebasin.cli.crowds import build, open_crowd
 from onebasin.cli.likelihood import likelihood_options
-from onebasin.cli.options import debug, progress_bar, refuse_existing
+from onebasin.cli.open_networks import build, open_population_or_posterior
+from onebasin.cli.options import check_absent, debug, progress_bar
 from onebasin.cli.options import places as where_it_runs
 from onebasin.errors import InputError
 from onebasin.evaluation import evaluate as assess
@@ -21,7 +21,7 @@ _GIVEN = ("likelihood", "noise", "draws", "resamples", "level", "bins")
 
 @click.command()
 @click.argument("model", metavar="MODEL")
-@click.argument("crowd", metavar="CROWD", type=click.Path(path_type=Path))
+@click.argument("population", metavar="POPULATION", type=click.Path(path_type=Path))
 @click.argument("data", metavar="DATA")
 @click.option(
     "--outside",
@@ -31,8 +31,8 @@ _GIVEN = ("likelihood", "noise", "draws", "resamples", "level", "bins")
 @click.option(
     "--reference",
     type=click.Path(path_type=Path),
-    metavar="CROWD",
-    help="Another crowd of the same model: also measure agreement and total variation with its predictions.",
+    metavar="POPULATION",
+    help="Another population of the same model: also measure agreement and total variation with its predictions.",
 )
 @likelihood_options
 @click.option("--draws", type=click.IntRange(min=1), metavar="N", help="Networks from a posterior. Default: 100.")
@@ -67,7 +67,7 @@ _GIVEN = ("likelihood", "noise", "draws", "resamples", "level", "bins")
 def evaluate(
     *,
     model: str,
-    crowd: Path,
+    population: Path,
     data: str,
     output: Path | None,
     force: bool,
@@ -75,9 +75,9 @@ def evaluate(
     places: dict[str, Any],
     **options: Any,
 ) -> None:
-    """Evaluate the average prediction of CROWD on DATA.
+    """Evaluate the average prediction of POPULATION on DATA.
 
-    MODEL is path/to/file.py:factory or package.module:factory, as for discover. CROWD is a population: a folder of
+    MODEL is path/to/file.py:factory or package.module:factory, as for discover. POPULATION is a population: a folder of
     sample or align, a folder of files with a network each, or one file; or the file of a posterior, from which
     networks are drawn. DATA is a word, a file, a folder or a function, as for sample: digits, mnist:test, test.npz.
 
@@ -98,8 +98,8 @@ def evaluate(
     if "noise" in given:
         given["noise"] = _noise(given["noise"])
     network = build(model, seed)
-    networks = open_crowd(crowd, network)
-    other = None if reference is None else open_crowd(reference, network)
+    networks = open_population_or_posterior(population, network)
+    other = None if reference is None else open_population_or_posterior(reference, network)
     pair = examples.read_pair(data, limit, options["sources"])
     if options["statistics"] is not None:
         given["statistics"] = examples.read(
@@ -108,7 +108,7 @@ def evaluate(
     foreign = None
     if outside is not None:
         foreign = examples.read(outside, limit=limit, targets=False, sources=options["sources"]).inputs
-    with progress_bar(f"evaluating {crowd}") as show:
+    with progress_bar(f"evaluating {population}") as show:
         found = assess(
             network,
             networks,
@@ -120,7 +120,7 @@ def evaluate(
             **places,
             **given,
         )
-    facts = {"model": model, "crowd": crowd, "data": data, "outside": outside, "reference": reference}
+    facts = {"model": model, "population": population, "data": data, "outside": outside, "reference": reference}
     facts["statistics"] = options["statistics"]
     told = {name: None if value is None else str(value) for name, value in facts.items()}
     record = json.dumps({"format": FORMAT, "given": told, **found.record()}, indent=1, allow_nan=False)
@@ -133,7 +133,7 @@ def _check_output(output: Path | None, force: bool) -> None:
     """Refuse before the work, not after it."""
     if output is None:
         return
-    refuse_existing(output, force)
+    check_absent(output, force)
     make_folder(output.parent)
 
 

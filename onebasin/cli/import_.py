@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from onebasin.cli.crowds import build
+from onebasin.cli.open_networks import build
 from onebasin.cli.options import debug, progress_bar
 from onebasin.examples.published import PUBLISHED
 from onebasin.population import UNFINISHED, Population, import_networks
@@ -38,7 +38,7 @@ def import_(*, source: str, output: Path, model: str | None) -> None:
 
     \b
       onebasin import models/mnist-optunet -o optunet/
-      onebasin import 'runs/*/best.safetensors' -o crowd/
+      onebasin import 'runs/*/best.safetensors' -o population/
       onebasin import hf://datasets/torch-uncertainty/Checkpoints/models/mnist-optunet -o optunet/
       onebasin import hf://OWNER/MODEL@revision/folder -o networks/ --model path/to/file.py:factory
     """  # noqa: D301 - click reads the backspace: keep these lines apart

@@ -45,7 +45,7 @@ def look(path: Path, depth: int = 0) -> Iterator[Finding]:
 def _folder(folder: Path, depth: int) -> Iterator[Finding]:
     entries = sorted(folder.iterdir())
     if (folder / MANIFEST).exists() or is_run(folder) or any(map(shard_key, entries)):
-        yield from _crowd(folder)
+        yield from _population(folder)
         return
     below = [entry for entry in entries if entry.is_dir() and not entry.is_symlink() and entry.name[0] != "."]
     if (folder / PLAN).exists():
@@ -59,7 +59,7 @@ def _folder(folder: Path, depth: int) -> Iterator[Finding]:
             yield from look(entry, depth + 1)
 
 
-def _crowd(folder: Path) -> Iterator[Finding]:
+def _population(folder: Path) -> Iterator[Finding]:
     """A population, which may be the draws of a run; one that was killed before its first draw has no manifest."""
     run = is_run(folder)
     if run and not (folder / MANIFEST).exists() and not any(map(shard_key, folder.iterdir())):

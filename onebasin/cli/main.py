@@ -65,7 +65,7 @@ class _Verbs(UserDict[str, click.Command]):
 @click.version_option(package_name="onebasin", message="%(prog)s %(version)s")
 @debug
 def group() -> None:
-    """Find the symmetries of neural networks, and read crowds of networks as one posterior."""
+    """Find the symmetries of neural networks, and read populations of networks as one posterior."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

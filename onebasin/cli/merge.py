@@ -10,7 +10,7 @@ from onebasin.alignment import Alignment, align, own_statistics
 from onebasin.alignment import merge as average
 from onebasin.cli import data as examples
 from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks, reference_of
-from onebasin.cli.options import debug, progress, progress_bar, refuse_existing
+from onebasin.cli.options import check_absent, debug, progress, progress_bar
 from onebasin.cli.tables import short
 from onebasin.errors import InputError
 from onebasin.population import Population
@@ -78,19 +78,19 @@ def merge(
     _check_output(output, force)
     # Networks that are only averaged need not be understood.
     known = know(architecture) if reference != "none" or architecture.given else Known(Symmetry(()), None, None)
-    crowd = Population.concatenate([open_networks(path, known) for path in networks])
-    if len(crowd) < 2:
-        raise InputError(f"{networks[0]} holds {len(crowd)} network, and the mean of one is itself: give several")
-    weights = _shares(shares, len(crowd))
+    population = Population.concatenate([open_networks(path, known) for path in networks])
+    if len(population) < 2:
+        raise InputError(f"{networks[0]} holds {len(population)} network, and the mean of one is itself: give several")
+    weights = _shares(shares, len(population))
     variance = _variance(known, **correction)
-    aligned = None if reference == "none" else _align(crowd, known, reference)
-    with progress(f"averaging {len(crowd):,} networks ..."):
-        merged = average(crowd if aligned is None else aligned.population, weights=weights, **variance)
-    told = {"networks": [str(path) for path in networks], "members": len(crowd), "reference": reference}
+    aligned = None if reference == "none" else _align(population, known, reference)
+    with progress(f"averaging {len(population):,} networks ..."):
+        merged = average(population if aligned is None else aligned.population, weights=weights, **variance)
+    told = {"networks": [str(path) for path in networks], "members": len(population), "reference": reference}
     done = None if variance["variance"] == "auto" else variance["variance"]
-    notes = [] if done or not own_statistics(crowd) else ["running statistics are averages, and were not measured"]
+    notes = [] if done or not own_statistics(population) else ["running statistics are averages, and were not measured"]
     _write(output, merged, {**told, "shares": weights, "variance": done, "notes": notes})
-    click.echo("\n".join([_summary(len(crowd), aligned, done), *notes]))
+    click.echo("\n".join([_summary(len(population), aligned, done), *notes]))
     click.echo(str(output))
 
 
@@ -98,7 +98,7 @@ def _check_output(output: Path, force: bool) -> None:
     """Refuse before the work, not after it."""
     if output.suffix != ".safetensors":
         raise InputError(f"the merged network is written as .safetensors, found --output {output}: name it so")
-    refuse_existing(output, force)
+    check_absent(output, force)
     make_folder(output.parent)
 
 
@@ -127,10 +127,10 @@ def _variance(known: Known, statistics: str | None, repair: str | None, **readin
     return {"variance": kind, "model": known.runs(option), "inputs": inputs}
 
 
-def _align(crowd: Population, known: Known, reference: str) -> Alignment:
+def _align(population: Population, known: Known, reference: str) -> Alignment:
     target = reference_of(reference, known)
-    with progress_bar(f"aligning {len(crowd):,} networks") as show:
-        return align(crowd, known.symmetry, reference=target, progress=show)
+    with progress_bar(f"aligning {len(population):,} networks") as show:
+        return align(population, known.symmetry, reference=target, progress=show)
 
 
 def _write(path: Path, state: State, facts: dict[str, Any]) -> None:

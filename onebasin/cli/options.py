@@ -35,7 +35,7 @@ PLACES = ("workers", "executor", "memory")  # as `onebasin.parallel.Places`, whi
 
 
 def places(command: _Command) -> _Command:
-    """Add ``--workers``, ``--executor`` and ``--memory``: where work on a crowd runs, as the dict ``places``."""
+    """Add ``--workers``, ``--executor`` and ``--memory``: where work on a population runs, as the dict ``places``."""
 
     @functools.wraps(command)
     def gathered(*arguments: Any, **options: Any) -> Any:
@@ -67,7 +67,7 @@ def places(command: _Command) -> _Command:
     return cast("_Command", gathered)
 
 
-def refuse_existing(path: Path, force: bool, choose: str = "--output") -> None:
+def check_absent(path: Path, force: bool, choose: str = "--output") -> None:
     """Refuse to replace a file that nobody said may go; before the work, not after it.
 
     Raises:

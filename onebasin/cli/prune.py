@@ -9,10 +9,10 @@ import click
 from torch import Tensor, nn
 
 from onebasin.cli import data as examples
-from onebasin.cli.crowds import build, posterior_in, shapes_of
 from onebasin.cli.likelihood import loss_option
 from onebasin.cli.networks import Architecture, Known, example_options, know, numbered, one_network
-from onebasin.cli.options import debug, progress, refuse_existing
+from onebasin.cli.open_networks import build, posterior_in, shapes_of
+from onebasin.cli.options import check_absent, debug, progress
 from onebasin.errors import InputError, StorageError
 from onebasin.functional import loss_of_targets, refreshed_one, warn_stale
 from onebasin.population import is_there
@@ -158,7 +158,7 @@ def _check_output(path: Path | None, force: bool) -> None:
     if path.suffix != ".safetensors":
         raise InputError(f"networks and masks are written as .safetensors, found {path}: name it so")
     for file in (path, path.with_suffix(".json")):
-        refuse_existing(file, force, "name")
+        check_absent(file, force, "name")
     make_folder(path.parent)
 
 

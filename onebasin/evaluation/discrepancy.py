@@ -1,4 +1,4 @@
-"""How far two crowds of networks are apart: raw, without symmetries, and as functions."""
+"""How far two populations of networks are apart: raw, without symmetries, and as functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.alignment import FORM, FORM_SCALES, ORDERS, align, canonicalise, shard_bytes
-from onebasin.errors import InputError, refuse_unknown
+from onebasin.errors import InputError, check_options
 from onebasin.evaluation.distances import BLOCK_BYTES, MEMBERS, Distances, tensor_distances, weight_names
 from onebasin.evaluation.runs import Runs
 from onebasin.functional import Inputs, answers, pieces
@@ -59,15 +59,15 @@ class Kernel:
 
 @dataclass(frozen=True)
 class MMDResult:
-    """How far two crowds are apart in one space; means over all kernels and bandwidths of the preset.
+    """How far two populations are apart in one space; means over all kernels and bandwidths of the preset.
 
     Attributes:
         squared: unbiased estimate of the squared MMD, all members taken as independent.
         explained: the part of it that comes from members sharing a run, see `runs`; 0 where each is its own run.
         remainder: squared - explained.
-        low: lower end of the bootstrap interval of the remainder; NaN where a crowd has fewer than three runs.
+        low: lower end of the bootstrap interval of the remainder; NaN where a population has fewer than three runs.
         high: its upper end.
-        p_value: of the hypothesis that runs of both crowds follow one law, all kernels together; NaN for one run
+        p_value: of the hypothesis that runs of both populations follow one law, all kernels together; NaN for one run
             against one run, which no exchange tells apart.
         kernels: each by itself.
     """
@@ -83,13 +83,13 @@ class MMDResult:
 
 @dataclass(frozen=True)
 class Compared:
-    """Two crowds in one form.
+    """Two populations in one form.
 
     Attributes:
         total: all weights together.
         layers: each tensor by itself; their p-values are not corrected for being many.
-        within_first: mean squared Euclidean distance of two networks of the first crowd.
-        within_second: of two networks of the second crowd.
+        within_first: mean squared Euclidean distance of two networks of the first population.
+        within_second: of two networks of the second population.
         across: of one of the first and one of the second.
         notes: what has no normal form.
     """
@@ -104,12 +104,12 @@ class Compared:
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """How far two crowds of networks are apart.
+    """How far two populations of networks are apart.
 
     Attributes:
-        members: networks of both crowds.
-        runs: independent runs of both crowds.
-        shares: share of pairs of members that come from one run, in both crowds.
+        members: networks of both populations.
+        runs: independent runs of both populations.
+        shares: share of pairs of members that come from one run, in both populations.
         preset: kernels and bandwidths.
         raw: as the weights are.
         forms: form -> after symmetries were removed in this way; the first is `ns`.
@@ -186,7 +186,7 @@ def _plain(value: Any) -> Any:
 
 
 # ----------------------------------------------------------------------
-# Both crowds without their symmetries: the forms in which they can be compared.
+# Both populations without their symmetries: the forms in which they can be compared.
 
 
 ALIGNED = "aligned"
@@ -201,9 +201,9 @@ FORMS = (
     "unit-norm/keep",
     ALIGNED,
 )
-LARGE = 1 << 30  # bytes; larger crowds are written to a scratch folder in the meantime
+LARGE = 1 << 30  # bytes; larger populations are written to a scratch folder in the meantime
 
-Crowds = tuple[Population, Population, tuple[str, ...]]
+PopulationPair = tuple[Population, Population, tuple[str, ...]]
 PathLike = str | os.PathLike[str]
 
 
@@ -227,17 +227,17 @@ def in_form(
     executor: Executor,
     scratch: PathLike | None = None,
     seed: int = 0,
-) -> Iterator[Crowds]:
-    """Both crowds in a form, and what there is to say about it.
+) -> Iterator[PopulationPair]:
+    """Both populations in a form, and what there is to say about it.
 
     Args:
-        a: one crowd.
+        a: one population.
         b: the other.
         symmetry: of their model.
         form: see above.
         executor: who moves the networks.
-        scratch: where a folder is made for crowds above 1 GB, and deleted at the end; the system's temporary folder
-            by default.
+        scratch: where a folder is made for populations above 1 GB, and deleted at the end; the system's temporary
+            folder by default.
         seed: of the order in which networks are aligned.
     """
     check_form(form)
@@ -246,7 +246,8 @@ def in_form(
     with tempfile.TemporaryDirectory(prefix="onebasin-", dir=scratch) as name:
         folder = Path(name) if a.nbytes + b.nbytes > LARGE else None
         a, b = (
-            _wide(crowd, None if folder is None else folder / f"wide-{side}") for side, crowd in (("a", a), ("b", b))
+            _wide(population, None if folder is None else folder / f"wide-{side}")
+            for side, population in (("a", a), ("b", b))
         )
         if form == ALIGNED:
             yield _aligned(a, b, symmetry, folder, seed, executor)
@@ -254,25 +255,25 @@ def in_form(
             yield _canonical(a, b, symmetry, form, folder, executor)
 
 
-def _wide(crowd: Population, path: Path | None) -> Population:
-    """The crowd in float32 at least."""
+def _wide(population: Population, path: Path | None) -> Population:
+    """The population in float32 at least."""
 
     def widened(value: Tensor) -> Tensor:
         return value.float() if value.is_floating_point() and value.dtype.itemsize < 4 else value
 
-    if not any(spec.dtype.is_floating_point and spec.dtype.itemsize < 4 for spec in crowd.spec.values()):
-        return crowd
-    return crowd.map(lambda block, _: {name: widened(value) for name, value in block.items()}, path=path)
+    if not any(spec.dtype.is_floating_point and spec.dtype.itemsize < 4 for spec in population.spec.values()):
+        return population
+    return population.map(lambda block, _: {name: widened(value) for name, value in block.items()}, path=path)
 
 
 def _canonical(
     a: Population, b: Population, symmetry: Symmetry, form: str, folder: Path | None, executor: Executor
-) -> Crowds:
+) -> PopulationPair:
     scale, order = form.split("/")
     moved, notes, tied = [], dict[str, None](), 0
-    for name, crowd in (("a", a), ("b", b)):
+    for name, population in (("a", a), ("b", b)):
         path = None if folder is None else folder / name
-        found = canonicalise(crowd, symmetry, scale=scale, order=order, path=path, executor=executor)
+        found = canonicalise(population, symmetry, scale=scale, order=order, path=path, executor=executor)
         assert found.population is not None
         moved.append(found.population)
         notes.update(dict.fromkeys(f"{form}: {note}" for note in found.notes))
@@ -284,7 +285,7 @@ def _canonical(
 
 def _aligned(
     a: Population, b: Population, symmetry: Symmetry, folder: Path | None, seed: int, executor: Executor
-) -> Crowds:
+) -> PopulationPair:
     both = Population.concatenate([a, b])
     order = torch.randperm(len(both), generator=torch.Generator().manual_seed(seed))
     path = None if folder is None else folder / "both"
@@ -305,10 +306,10 @@ PRESETS = {
 
 
 class MMDTest:
-    """Kernels and random draws that serve every pair of crowds in every form, so that forms differ by nothing else.
+    """Kernels and random draws shared by every pair of populations in every form.
 
     Args:
-        runs: of both crowds.
+        runs: of both populations.
         preset: a key of `PRESETS`.
         permutations: of the test; 0 for none.
         resamples: of the interval; 0 for none.
@@ -353,7 +354,7 @@ class MMDTest:
         return sum(draws.nbytes for draws in (self.sides, self.counts) if draws is not None)
 
     def gap(self, measured: Distances) -> MMDResult:
-        """Judge the distances of two crowds, which are not to be used any more."""
+        """Judge the distances of two populations, which are not to be used any more."""
         device = self._settle(measured)
         kernels: list[Kernel] = []
         exchanged: list[tuple[Tensor, Tensor]] = []
@@ -405,7 +406,7 @@ class MMDTest:
 
 
 # ----------------------------------------------------------------------
-# How much memory a comparison of two crowds takes, at most: in this process, and for work on one shard.
+# How much memory a comparison of two populations takes, at most: in this process, and for work on one shard.
 
 
 _KERNELS = 2  # matrices beside distances: of a kernel, and of its sums over runs
@@ -415,16 +416,19 @@ def compare_bytes(a: Population, b: Population, judge: MMDTest, held: int) -> Me
     """Upper estimates.
 
     Args:
-        a: one crowd.
+        a: one population.
         b: the other.
         judge: of their distances: of one tensor and of all so far, for each metric, and of what follows from them.
         held: bytes of predictions.
     """
-    members, crowds = len(a) + len(b), a.nbytes + b.nbytes
+    members, populations = len(a) + len(b), a.nbytes + b.nbytes
     matrices = 8 * members**2 * (2 * len(judge.metrics) + _KERNELS)
-    forms = 2 * min(LARGE, 2 * crowds)  # in float32 at least, and moved
+    forms = 2 * min(LARGE, 2 * populations)  # in float32 at least, and moved
     tiles = 4 * BLOCK_BYTES + 8 * 8 * min(members, MEMBERS) ** 2
-    return {"each": max(tiles, shard_bytes(a.spec, crowds)), "here": matrices + judge.nbytes + max(forms, 2 * held)}
+    return {
+        "each": max(tiles, shard_bytes(a.spec, populations)),
+        "here": matrices + judge.nbytes + max(forms, 2 * held),
+    }
 
 
 # ----------------------------------------------------------------------
@@ -439,7 +443,7 @@ def notes_on(runs: Runs, *, permutations: int, resamples: int) -> tuple[str, ...
     """Sentences about what runs of these numbers can show.
 
     Args:
-        runs: of both crowds.
+        runs: of both populations.
         permutations: of the test; 0 for none.
         resamples: of the interval; 0 for none.
     """
@@ -450,7 +454,9 @@ def notes_on(runs: Runs, *, permutations: int, resamples: int) -> tuple[str, ...
             "part of runs and no interval"
         )
     elif fewest == 1:
-        found.append("a crowd of one run: what runs explain is judged by the other crowd, and there is no interval")
+        found.append(
+            "a population of one run: what runs explain is judged by the other population, and there is no interval"
+        )
     elif resamples and fewest < FEWEST:
         found.append(f"{fewest} {what} on one side: too few to be drawn again, so there is no interval")
     elif resamples and fewest < FEW:
@@ -461,15 +467,17 @@ def notes_on(runs: Runs, *, permutations: int, resamples: int) -> tuple[str, ...
     if len(runs.sizes.unique()) > 1:
         found.append("runs of unequal size: the test compares one network of each run")
     if runs.shared:
-        found.append("both crowds hold networks of one run: they are not independent, and p-values are not to be used")
+        found.append(
+            "both populations hold networks of one run: they are not independent, and p-values are not to be used"
+        )
     return tuple(found)
 
 
 def smallest_p(runs: Runs, permutations: int) -> float:
-    """The p-value of crowds that could not be further apart: one division of runs out of all, or that and its mirror.
+    """The p-value of populations that could not be further apart: one division of runs out of all.
 
     Args:
-        runs: of both crowds.
+        runs: of both populations.
         permutations: of the test.
     """
     first, second = runs.counts
@@ -477,7 +485,7 @@ def smallest_p(runs: Runs, permutations: int) -> float:
 
 
 # ----------------------------------------------------------------------
-# How far two crowds are apart as functions: distances of their predictions, a few examples at a time.
+# How far two populations are apart as functions: distances of their predictions, a few examples at a time.
 
 
 HELD = 1 << 30  # bytes of predictions in memory: inputs are cut into pieces that give as many
@@ -498,7 +506,7 @@ def compare_functions(
     Args:
         judge: of the distances.
         model: the function.
-        a: one crowd.
+        a: one population.
         b: the other.
         inputs: as the model takes them; distances add up over pieces of them.
         output: as in `predict`; by default probabilities where there are several outputs for an example, else values.
@@ -518,8 +526,8 @@ def compare_functions(
     where = executor or SerialExecutor()
     for piece in pieces(answer, len(a) + len(b), inputs, HELD):
         first, second = (
-            Population.from_stacked({"predictions": predict(model, crowd, piece, output=output, executor=where)})
-            for crowd in (a, b)
+            Population.from_stacked({"predictions": predict(model, population, piece, output=output, executor=where)})
+            for population in (a, b)
         )
         ((_, found),) = tensor_distances(first, second, judge.metrics, where)
         total = found.added_to(total)
@@ -528,7 +536,7 @@ def compare_functions(
 
 
 # ----------------------------------------------------------------------
-# How far two crowds of networks are apart: raw, without symmetries, and as functions.
+# How far two populations of networks are apart: raw, without symmetries, and as functions.
 
 
 ROUNDING = 8  # units of rounding that bringing a network into a form may cost each weight
@@ -548,7 +556,7 @@ class DiscrepancyOptions(ExecutionOptions, total=False):
         layers: also judge every tensor by itself (True).
         output: what is compared as the function, "probabilities" or "values", as in `predict`; by default
             probabilities where the networks give several outputs for an example, which are then taken for classes.
-        scratch: folder for crowds in a form when they exceed 1 GB; the system's temporary folder by default.
+        scratch: folder for populations in a form when they exceed 1 GB; the system's temporary folder by default.
         progress: called with a sentence when a new step begins.
     """
 
@@ -573,11 +581,11 @@ def discrepancy(
     inputs: Inputs | None = None,
     **options: Unpack[DiscrepancyOptions],
 ) -> Discrepancy:
-    """Measure how far two crowds are apart by the squared MMD of their weights and of their functions.
+    """Measure how far two populations are apart by the squared MMD of their weights and of their functions.
 
-    Crowds are read in blocks; neither is ever held in memory as a whole, but a few numbers for each pair of members
-    are: 0.5 GB for each of three matrices of 8,192 networks. `chain` of a population tells which members share a run;
-    without it every member counts as independent.
+    Populations are read in blocks; neither is ever held in memory as a whole, but a few numbers for each pair of
+    members are: 0.5 GB for each of three matrices of 8,192 networks. `chain` of a population tells which members share
+    a run; without it every member counts as independent.
 
     Args:
         a: networks, in memory or on disk.
@@ -590,15 +598,15 @@ def discrepancy(
         **options: see `Options`.
 
     Raises:
-        InputError: an option cannot be used, or a crowd has fewer than 2 networks.
+        InputError: an option cannot be used, or a population has fewer than 2 networks.
         SpecError: the networks do not fit together, or hold NaN.
 
     >>> import torch
-    >>> crowd = Population.from_stacked({"w": torch.arange(12.0).view(6, 2)})
-    >>> round(discrepancy(crowd[:3], crowd[3:], permutations=19, resamples=0).raw.total.squared, 3)
+    >>> population = Population.from_stacked({"w": torch.arange(12.0).view(6, 2)})
+    >>> round(discrepancy(population[:3], population[3:], permutations=19, resamples=0).raw.total.squared, 3)
     0.868
     """
-    refuse_unknown(options, DiscrepancyOptions.__annotations__, "discrepancy")
+    check_options(options, DiscrepancyOptions.__annotations__, "discrepancy")
     chosen = _forms(forms, symmetry)
     names = weight_names(a, b, _frozen(symmetry, model))
     if min(len(a), len(b)) < 2:
@@ -675,10 +683,10 @@ def _compare(
     names: Sequence[str],
     before: Mapping[str, float] | None = None,
 ) -> tuple[Compared, dict[str, float]]:
-    """One pass over both crowds; the distances of a tensor are dropped as soon as it has been judged.
+    """One pass over both populations; the distances of a tensor are dropped as soon as it has been judged.
 
     Args:
-        a: one crowd.
+        a: one population.
         b: the other.
         judge: of distances.
         layers: whether tensors are judged by themselves.

@@ -91,8 +91,8 @@ def measured(
     workers = executor if costs >= WORTH else SerialExecutor()
     if (len(a) + len(b)) * work.columns * work.dtype.itemsize <= block:
         return workers.map(work, ((tile, None) for tile in pairs), shared=_rows(a, b, work))
-    crowds = (only(a, name), only(b, name))
-    return workers.map(work, ((tile, _ends(crowds, tile)) for tile in pairs), shared=None)
+    populations = (only(a, name), only(b, name))
+    return workers.map(work, ((tile, _ends(populations, tile)) for tile in pairs), shared=None)
 
 
 Ends = tuple[Population, Population | None]
@@ -207,13 +207,13 @@ def _rows(a: Population, b: Population, work: Work) -> Tensor:
     return rows
 
 
-def _ends(crowds: tuple[Population, Population], tile: Tile) -> Ends:
+def _ends(populations: tuple[Population, Population], tile: Tile) -> Ends:
     """The members of both ranges, ready to travel."""
     found = []
     for members in tile:
-        before = 0 if members.start < len(crowds[0]) else len(crowds[0])
-        crowd = crowds[1] if before else crowds[0]
-        found.append(members_between(crowd, members.start - before, members.stop - before))
+        before = 0 if members.start < len(populations[0]) else len(populations[0])
+        population = populations[1] if before else populations[0]
+        found.append(members_between(population, members.start - before, members.stop - before))
     return found[0], None if tile.left == tile.right else found[1]
 
 
@@ -393,6 +393,6 @@ def _measured(a: Population, b: Population, name: str, metrics: Sequence[str], e
                 whole[right, left] = part.T.contiguous()  # turned within the cache: twice as fast
         largest, norm = max(largest, found.largest), max(norm, found.norm)
     share = largest / max(norm, 1e-300)
-    rounding = max(torch.finfo(crowd.spec[name].dtype).eps for crowd in (a, b))
+    rounding = max(torch.finfo(population.spec[name].dtype).eps for population in (a, b))
     rounding = min(rounding, torch.finfo(torch.float32).eps)  # networks in half precision are compared in float32
     return Distances(len(a), l2, l1, (share if l2 is None else math.sqrt(share)) / rounding)

@@ -1,4 +1,4 @@
-"""Mutual information of every pair of networks of a crowd, on inputs they know and on foreign ones."""
+"""Mutual information of every pair of networks of a population, on inputs they know and on foreign ones."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from onebasin.posterior import (
     Networks,
     PredictOptions,
     check_classes,
+    check_nan,
     check_output,
     first_of,
     needs,
     networks_of,
     predict,
-    refuse_nan,
     stale_statistics,
 )
 from onebasin.reporting import table
@@ -100,7 +100,7 @@ def _quantile(ordered: Tensor, level: float) -> float:
 
 
 # ----------------------------------------------------------------------
-# What is known about the diversity of a crowd, as a record and as text.
+# What is known about the diversity of a population, as a record and as text.
 
 
 @dataclass(frozen=True)
@@ -109,14 +109,14 @@ class Side:
 
     Attributes:
         examples: how many inputs.
-        crowd: mutual information of all networks together in nats, mean over examples.
+        population: mutual information of all networks together in nats, mean over examples.
         pairs: mutual information of every pair.
         within: of pairs from one chain; None where chains are unknown or have one network each.
         between: of pairs from two chains.
     """
 
     examples: int
-    crowd: float
+    population: float
     pairs: PairStatistics
     within: PairStatistics | None
     between: PairStatistics | None
@@ -127,7 +127,7 @@ class Pair:
     """Two networks that are close as functions.
 
     Attributes:
-        first: number of a network in the crowd.
+        first: number of a network in the population.
         second: number of the other.
         inside: their mutual information on the inside inputs.
         outside: the same on the outside inputs, if there are any.
@@ -151,7 +151,7 @@ class Collapse:
         limit: pairs with an inside mutual information up to this have collapsed.
         pairs: number of such pairs.
         within: how many of them come from one chain; None where chains are unknown.
-        functions: number of groups if collapsed pairs are joined: different functions in the crowd.
+        functions: number of groups if collapsed pairs are joined: different functions in the population.
     """
 
     limit: float
@@ -162,11 +162,11 @@ class Collapse:
 
 @dataclass(frozen=True, eq=False)
 class Diversity:
-    """How much the networks of a crowd differ as functions. Mutual information is in nats.
+    """How much the networks of a population differ as functions. Mutual information is in nats.
 
     Attributes:
-        networks: the networks that were compared, int64 (M,): numbers in the crowd.
-        of: size of the crowd.
+        networks: the networks that were compared, int64 (M,): numbers in the population.
+        of: size of the population.
         inside: on the inputs that the networks were made for.
         outside: on foreign inputs, if there were any.
         pearson: correlation over pairs of inside and outside mutual information; None without outside inputs, or
@@ -217,9 +217,9 @@ class Diversity:
         head = ("", "pairs", "mean", "sd", "min", "5%", "median", "95%", "max")
         rows = _rows("inside", self.inside) + ([] if self.outside is None else _rows("outside", self.outside))
         lines += [table([head, *rows], rule=False), ""]
-        lines += [f"all networks together: {self.inside.crowd:.4g} inside"]
+        lines += [f"all networks together: {self.inside.population:.4g} inside"]
         if self.outside is not None:
-            lines[-1] += f", {self.outside.crowd:.4g} outside"
+            lines[-1] += f", {self.outside.population:.4g} outside"
         if self.pearson is not None and self.spearman is not None:
             lines.append(f"inside and outside over pairs: correlation {self.pearson:.3f}, of ranks {self.spearman:.3f}")
         within = "" if self.collapse.within is None else f" ({self.collapse.within:,} within one chain)"
@@ -296,13 +296,17 @@ class Pairs:
         """The entries (pairs,) of a symmetric matrix (M, M)."""
         return matrix[self.first, self.second]
 
-    def side(self, matrix: Tensor, examples: int, crowd: float) -> Side:
+    def side(self, matrix: Tensor, examples: int, population: float) -> Side:
         """The distribution of mutual information (M, M) over pairs, by chains."""
         values = self.values(matrix)
         whole = PairStatistics.of(values)
         assert whole is not None  # there are at least two networks
         return Side(
-            examples, crowd, whole, PairStatistics.of(values[self.same == 1]), PairStatistics.of(values[self.same == 0])
+            examples,
+            population,
+            whole,
+            PairStatistics.of(values[self.same == 1]),
+            PairStatistics.of(values[self.same == 0]),
         )
 
     def collapse(self, matrix: Tensor, threshold: float) -> Collapse:
@@ -318,7 +322,7 @@ class Pairs:
         return Collapse(limit, int(below.sum()), within, int(groups))
 
     def closest(self, matrix: Tensor, foreign: Tensor | None, networks: Tensor, count: int) -> tuple[Pair, ...]:
-        """The pairs with the smallest entries, ascending, with the numbers of `networks` in the crowd."""
+        """The pairs with the smallest entries, ascending, with the numbers of `networks` in the population."""
         values = self.values(matrix)
         middle = median(values)
         order = values.argsort(stable=True)[:count].tolist()
@@ -427,7 +431,7 @@ def _resampled(
 
 
 # ----------------------------------------------------------------------
-# Mutual information of every pair of networks of a crowd, on inputs they know and on foreign ones.
+# Mutual information of every pair of networks of a population, on inputs they know and on foreign ones.
 
 
 HELD = 256 << 20  # bytes of probabilities in memory: inputs are cut into pieces that give as many
@@ -439,7 +443,7 @@ _MATRICES = 8  # float64 (M, M) that a worker or the caller holds
 
 def diversity(
     model: nn.Module,
-    crowd: Networks,
+    population: Networks,
     inside: Inputs,
     outside: Inputs | None = None,
     *,
@@ -450,15 +454,15 @@ def diversity(
 ) -> Diversity:
     """Compare every pair of networks as functions, by the mutual information H((p + q) / 2) - (H(p) + H(q)) / 2.
 
-    >>> crowd = Population.from_stacked({"weight": torch.tensor([[[9e9], [0.0]], [[0.0], [9e9]], [[0.0], [9e9]]])})
-    >>> found = diversity(nn.Linear(1, 2, bias=False), crowd, torch.tensor([[1.0]]))
+    >>> population = Population.from_stacked({"weight": torch.tensor([[[9e9], [0.0]], [[0.0], [9e9]], [[0.0], [9e9]]])})
+    >>> found = diversity(nn.Linear(1, 2, bias=False), population, torch.tensor([[1.0]]))
     >>> found.matrix[0].tolist(), found.collapse.functions  # log 2 for networks that contradict each other
     ([0.0, 0.6931..., 0.6931...], 2)
 
     Args:
         model: the function of a classifier; left exactly as it was.
-        crowd: a Population, whose `chain` says which networks belong together; or a Posterior that is drawn from, with
-            its components as chains.
+        population: a Population, whose `chain` says which networks belong together; or a Posterior that is drawn from,
+            with its components as chains.
         inside: inputs like those the networks were made for.
         outside: foreign inputs.
         members: largest number of networks that are compared. Of a larger Population so many are chosen at random by
@@ -477,20 +481,20 @@ def diversity(
             f"expected members >= 2, threshold >= 0 and closest >= 0, found {members}, {threshold} and {closest}: "
             "correct them"
         )
-    numbers, crowd, of = _chosen(crowd, members, options)
-    note = stale_statistics(model, crowd, inside, options)
+    numbers, population, of = _chosen(population, members, options)
+    note = stale_statistics(model, population, inside, options)
     if note is not None:
         warnings.warn(note, StatisticsWarning, stacklevel=2)
         options = cast("PredictOptions", {**options, "statistics": False})  # it has been said
-    chain = networks_of(crowd, len(numbers), options.get("seed", 0)).chain
+    chain = networks_of(population, len(numbers), options.get("seed", 0)).chain
     pairs = Pairs.of(len(numbers), chain)
     foreign: Tensor | None = None
-    with executor_for(options, **_needs(model, crowd, (inside, outside), options)) as executor:
+    with executor_for(options, **_needs(model, population, (inside, outside), options)) as executor:
         own = cast("PredictOptions", {**options, "executor": executor})
         own.pop("memory", None)  # seen to above
-        matrix, whole = _information(model, crowd, inside, own, executor)
+        matrix, whole = _information(model, population, inside, own, executor)
         if outside is not None:
-            foreign, far = _information(model, crowd, outside, own, executor)
+            foreign, far = _information(model, population, outside, own, executor)
     side, other = pairs.side(matrix, examples_in(inside), whole), None
     together: tuple[float | None, float | None] = None, None
     if outside is not None and foreign is not None:
@@ -502,17 +506,17 @@ def diversity(
     return Diversity(numbers, of, side, other, *together, collapse, listed, matrix, foreign, remarks)
 
 
-def _chosen(crowd: Networks, members: int, options: PredictOptions) -> tuple[Tensor, Networks, int]:
-    """Numbers of the networks to compare, the crowd of them, and how many there were to choose from."""
-    if not isinstance(crowd, Population):
-        networks_of(crowd, draws := options.get("draws", 100), 0)  # says what is wrong with it
-        return _at_least_two(torch.arange(draws)), crowd, draws
-    count = len(crowd)
+def _chosen(population: Networks, members: int, options: PredictOptions) -> tuple[Tensor, Networks, int]:
+    """Numbers of the networks to compare, the population of them, and how many there were to choose from."""
+    if not isinstance(population, Population):
+        networks_of(population, draws := options.get("draws", 100), 0)  # says what is wrong with it
+        return _at_least_two(torch.arange(draws)), population, draws
+    count = len(population)
     numbers = torch.arange(count)
     if count > members:
         generator = torch.Generator().manual_seed(options.get("seed", 0))
         numbers = torch.randperm(count, generator=generator)[:members].sort().values
-    return _at_least_two(numbers), crowd if count <= members else crowd[numbers], count
+    return _at_least_two(numbers), population if count <= members else population[numbers], count
 
 
 def _at_least_two(numbers: Tensor) -> Tensor:
@@ -522,25 +526,25 @@ def _at_least_two(numbers: Tensor) -> Tensor:
 
 
 def _needs(
-    model: nn.Module, crowd: Networks, inputs: tuple[Inputs, Inputs | None], options: PredictOptions
+    model: nn.Module, population: Networks, inputs: tuple[Inputs, Inputs | None], options: PredictOptions
 ) -> MemoryNeeds:
     """The memory of the passes over both inputs, and of the matrices of pairs."""
-    networks = networks_of(crowd, options.get("draws", 100), options.get("seed", 0))
+    networks = networks_of(population, options.get("draws", 100), options.get("seed", 0))
     matrices = _MATRICES * 8 * len(networks) ** 2
-    found = [needs(model, crowd, own, _COPIES * len(networks), options) for own in inputs if own is not None]
+    found = [needs(model, population, own, _COPIES * len(networks), options) for own in inputs if own is not None]
     here = max(min(one["here"], _COPIES * HELD) for one in found)
     return MemoryNeeds(each=max(one["each"] for one in found) + min(here, 16 * SLICE) + matrices, here=here + matrices)
 
 
 def _information(
-    model: nn.Module, crowd: Networks, inputs: Inputs, options: PredictOptions, executor: Executor
+    model: nn.Module, population: Networks, inputs: Inputs, options: PredictOptions, executor: Executor
 ) -> tuple[Tensor, float]:
     """Mutual information of every pair, float64 (M, M), and of all networks together; means over examples."""
     total, whole, examples = torch.zeros(()), 0.0, 0
-    networks = networks_of(crowd, options.get("draws", 100), options.get("seed", 0))
+    networks = networks_of(population, options.get("draws", 100), options.get("seed", 0))
     answer = answers(model, first_of(networks), inputs)
     for piece in pieces(answer, len(networks), inputs, HELD):
-        found = _probabilities(model, crowd, piece, options)
+        found = _probabilities(model, population, piece, options)
         probabilities = found.movedim(2, -1).flatten(1, -2)  # places of a network that speaks about many
         step = max(1, SLICE // probabilities[:, 0].numel())
         slices = (part.contiguous() for part in probabilities.split(step, dim=1))
@@ -557,10 +561,10 @@ def _compared(shared: None, probabilities: Tensor) -> tuple[Tensor, float]:
     return matrix, sum(float(mutual_information(part).sum()) for part in probabilities.split(step, dim=1))
 
 
-def _probabilities(model: nn.Module, crowd: Networks, inputs: Inputs, options: PredictOptions) -> Tensor:
+def _probabilities(model: nn.Module, population: Networks, inputs: Inputs, options: PredictOptions) -> Tensor:
     """What networks predict; for half precision in float32, because rounded probabilities do not sum to 1."""
-    scores = predict(model, crowd, inputs, output="logits", **options)
+    scores = predict(model, population, inputs, output="logits", **options)
     check_classes(scores)
     probabilities = scores.softmax(2) if scores.dtype.itemsize >= 4 else scores.softmax(2, dtype=torch.float32)
-    refuse_nan(probabilities, 0)
+    check_nan(probabilities, 0)
     return probabilities

@@ -1,4 +1,4 @@
-"""Everything that a crowd is worth on some data, in one call."""
+"""Everything that a population is worth on some data, in one call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, StatisticsWarning, refuse_unknown
+from onebasin.errors import InputError, StatisticsWarning, check_options
 from onebasin.functional import Inputs, Measured, check_targets, kind_of_targets
 from onebasin.metrics import (
     COLDEST,
@@ -269,7 +269,7 @@ def only(counts: Counts | None) -> Tensor | None:
 
 
 # ----------------------------------------------------------------------
-# One pass over a crowd of classifiers that keeps averages only, so that memory does not grow with the crowd.
+# One pass over a population of classifiers that keeps averages only, so that memory does not grow with the population.
 
 
 KEPT = 32  # networks whose outputs have the bytes of `_Running` and of what one more network adds, in float64
@@ -277,7 +277,7 @@ KEPT = 32  # networks whose outputs have the bytes of `_Running` and of what one
 
 @dataclass(frozen=True, eq=False)
 class Averages:
-    """What a crowd of classifiers predicts together, float64.
+    """What a population of classifiers predicts together, float64.
 
     Attributes:
         members: how many networks.
@@ -310,18 +310,20 @@ class Averages:
         }
 
 
-def gather(model: nn.Module, crowd: Networks, inputs: Inputs, kind: str, **options: Unpack[PredictOptions]) -> Averages:
+def gather(
+    model: nn.Module, population: Networks, inputs: Inputs, kind: str, **options: Unpack[PredictOptions]
+) -> Averages:
     """Run every network over the inputs, and average.
 
     >>> from onebasin.population import Population
-    >>> crowd = Population.from_stacked({"weight": torch.tensor([[[3.0], [0.0]], [[0.0], [3.0]]])})
-    >>> found = gather(nn.Linear(1, 2, bias=False), crowd, torch.ones(1, 1), "categorical")
+    >>> population = Population.from_stacked({"weight": torch.tensor([[[3.0], [0.0]], [[0.0], [3.0]]])})
+    >>> found = gather(nn.Linear(1, 2, bias=False), population, torch.ones(1, 1), "categorical")
     >>> found.probabilities, found.members
     (tensor([[0.5000, 0.5000]], dtype=torch.float64), 2)
 
     Args:
         model: the function.
-        crowd: a Population, or a Posterior that is drawn from.
+        population: a Population, or a Posterior that is drawn from.
         inputs: as in `onebasin.predict`.
         kind: "categorical" for outputs (examples, classes), "bernoulli" for one logit per example.
         options: as in `predict`.
@@ -330,7 +332,7 @@ def gather(model: nn.Module, crowd: Networks, inputs: Inputs, kind: str, **optio
         InputError: outputs are of another shape or not finite.
     """
     running: _Running | None = None
-    with passes(model, crowd, inputs, kept=KEPT, **options) as chunks:
+    with passes(model, population, inputs, kept=KEPT, **options) as chunks:
         for start, block in chunks:
             for number, outputs in enumerate(block):
                 logits = _class_logits(outputs, kind, start + number)
@@ -338,7 +340,7 @@ def gather(model: nn.Module, crowd: Networks, inputs: Inputs, kind: str, **optio
                     running = _Running(logits)
                 else:
                     running.add(logits)
-    assert running is not None  # a crowd has at least one network
+    assert running is not None  # a population has at least one network
     return running.averages()
 
 
@@ -398,7 +400,7 @@ def _class_logits(outputs: Tensor, kind: str, number: int) -> Tensor:
 
 
 # ----------------------------------------------------------------------
-# The numbers of a crowd of classifiers.
+# The numbers of a population of classifiers.
 
 
 def predictive_numbers(own: Averages, targets: Tensor, bins: int, sampling: Sampling) -> dict[str, Estimate]:
@@ -498,7 +500,7 @@ def _losses(logs: Tensor, targets: Tensor) -> Tensor:
 
 
 # ----------------------------------------------------------------------
-# The numbers of a crowd that predicts values.
+# The numbers of a population that predicts values.
 
 
 Noise = float | str | None
@@ -575,7 +577,7 @@ def _core(tensor: Tensor) -> tuple[int, ...]:
 
 
 # ----------------------------------------------------------------------
-# Everything that a crowd is worth on some data, in one call.
+# Everything that a population is worth on some data, in one call.
 
 
 _COPIES = 16  # of the outputs of all members, counted by their bytes: values are looked at in float64
@@ -622,32 +624,32 @@ class EvaluateOptions(ExecutionOptions, total=False):
 
 def evaluate(
     model: nn.Module,
-    crowd: Networks,
+    population: Networks,
     data: tuple[Inputs, Tensor],
     *,
     outside: Inputs | None = None,
     reference: Networks | Tensor | None = None,
     **options: Unpack[EvaluateOptions],
 ) -> Evaluation:
-    """Evaluate the average predictive of a crowd, each number with a bootstrap interval over the examples.
+    """Evaluate the average predictive of a population, each number with a bootstrap interval over the examples.
 
-    Classifiers run once over the examples, once over `outside` and once for a reference crowd, and only averages are
-    kept: a thousand networks need no more memory than one. Values need all predictions together, members x examples
+    Classifiers run once over the examples, once over `outside` and once for a reference population, and only averages
+    are kept: a thousand networks need no more memory than one. Values need all predictions together, members x examples
     x outputs: 1,000 networks on 10,000 examples are 80 MB.
 
     >>> from onebasin.population import Population
-    >>> crowd = Population.from_stacked({"weight": torch.tensor([[[3.0], [0.0]], [[2.0], [0.0]]])})
+    >>> population = Population.from_stacked({"weight": torch.tensor([[[3.0], [0.0]], [[2.0], [0.0]]])})
     >>> inputs, targets = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), torch.tensor([0, 1, 0, 0])
-    >>> found = evaluate(nn.Linear(1, 2, bias=False), crowd, (inputs, targets), outside=torch.zeros(3, 1))
+    >>> found = evaluate(nn.Linear(1, 2, bias=False), population, (inputs, targets), outside=torch.zeros(3, 1))
     >>> found.inside["accuracy"].value, found.detection["msp"]["auroc"].value
     (0.75, 1.0)
 
     Args:
         model: the function; left exactly as it was.
-        crowd: a Population, or a Posterior, from which networks are drawn.
+        population: a Population, or a Posterior, from which networks are drawn.
         data: (inputs, targets). Inputs are a tensor, a tuple of positional or a dict of keyword inputs.
         outside: foreign inputs, to be told from those of `data`; for classifiers.
-        reference: another crowd of the same model, or its average predictive (examples, classes) for these inputs;
+        reference: another population of the same model, or its average predictive (examples, classes) for these inputs;
             for classifiers. A reference posterior is drawn from with `seed` + 1.
         options: see `Options`.
 
@@ -658,19 +660,19 @@ def evaluate(
     Warns:
         StatisticsWarning: draws have running statistics that are not their own; the remarks say so too.
     """
-    refuse_unknown(options, EvaluateOptions.__annotations__, "evaluate")
+    check_options(options, EvaluateOptions.__annotations__, "evaluate")
     inputs, targets = data
     targets = torch.as_tensor(targets)
     check_targets(inputs, targets)
     kind = kind_of_targets(targets, options.get("likelihood"), options.get("noise"))
-    _refuse_idle(crowd, reference, options)
+    _refuse_idle(population, reference, options)
     if kind == "gaussian" and (outside is not None or reference is not None):
         raise InputError(
             "outside and reference compare class probabilities, found a gaussian likelihood: leave them out"
         )
-    question = _Question(model, crowd, inputs, targets, kind, outside, reference)
-    crowds = [own for own in (crowd, reference) if isinstance(own, Posterior)]
-    notes = tuple(dict.fromkeys(filter(None, (stale_statistics(model, own, inputs, options) for own in crowds))))
+    question = _Question(model, population, inputs, targets, kind, outside, reference)
+    populations = [own for own in (population, reference) if isinstance(own, Posterior)]
+    notes = tuple(dict.fromkeys(filter(None, (stale_statistics(model, own, inputs, options) for own in populations))))
     for note in notes:
         warnings.warn(note, StatisticsWarning, stacklevel=2)
     if notes:
@@ -684,7 +686,7 @@ class _Question(NamedTuple):
     """What is to be evaluated."""
 
     model: nn.Module
-    crowd: Networks
+    population: Networks
     inputs: Inputs
     targets: Tensor
     kind: str
@@ -694,12 +696,12 @@ class _Question(NamedTuple):
 
 def _needs(question: _Question, options: EvaluateOptions) -> MemoryNeeds:
     """The memory of the largest of all passes."""
-    model, crowd, inputs = question.model, question.crowd, question.inputs
-    members = len(networks_of(crowd, options.get("draws", 100), 0))
+    model, population, inputs = question.model, question.population, question.inputs
+    members = len(networks_of(population, options.get("draws", 100), 0))
     kept = _COPIES * members if question.kind == "gaussian" else KEPT
-    runs = [(crowd, inputs)]
+    runs = [(population, inputs)]
     if question.outside is not None:
-        runs.append((crowd, question.outside))
+        runs.append((population, question.outside))
     if question.reference is not None and not isinstance(question.reference, Tensor):
         runs.append((question.reference, inputs))
     found = [needs(model, own, examples, kept, options) for own, examples in runs]
@@ -724,7 +726,7 @@ def _values(question: _Question, options: EvaluateOptions, executor: Executor) -
     sampling, settings = _sampling(options)
     levels, noise = options.get("coverage", (0.5, 0.9, 0.95)), options.get("noise")
     passing = _passing(options, executor)
-    outputs = predict(question.model, question.crowd, question.inputs, output="values", **passing)
+    outputs = predict(question.model, question.population, question.inputs, output="values", **passing)
     numbers = value_numbers(outputs, question.targets.to(outputs.device), noise, levels, sampling)
     return Evaluation(
         question.kind, len(outputs), len(question.targets), 0, numbers, settings={**settings, "noise": noise}
@@ -735,9 +737,9 @@ def _classes(question: _Question, options: EvaluateOptions, executor: Executor) 
     sampling, settings = _sampling(options)
     settings["bins"] = bins = options.get("bins", 15)
     settings["calibration_method"] = "absolute"
-    model, crowd, inputs, targets, kind, outside, reference = question
+    model, population, inputs, targets, kind, outside, reference = question
     passing = _passing(options, executor)
-    own = gather(model, crowd, inputs, kind, **passing)
+    own = gather(model, population, inputs, kind, **passing)
     goals = _class_numbers(targets, kind).to(own.logits.device)
     inside = predictive_numbers(own, goals, bins, sampling)
     temperature, cooled = tempered_numbers(own.log_probabilities, goals, bins, sampling)
@@ -745,7 +747,7 @@ def _classes(question: _Question, options: EvaluateOptions, executor: Executor) 
     facts: dict[str, Any] = {"settings": settings, "remarks": remarks}
     found = Evaluation(kind, own.members, len(goals), 0, inside, temperature, cooled, **facts)
     if outside is not None:
-        foreign = gather(model, crowd, outside, kind, **passing)
+        foreign = gather(model, population, outside, kind, **passing)
         away, told = outside_numbers(foreign, sampling), detection_numbers(own, foreign, sampling)
         found = replace(found, outside_examples=len(foreign.logits), outside=away, detection=told)
     if reference is not None:
@@ -756,9 +758,9 @@ def _classes(question: _Question, options: EvaluateOptions, executor: Executor) 
     return found
 
 
-def _refuse_idle(crowd: Networks, reference: Networks | Tensor | None, options: EvaluateOptions) -> None:
+def _refuse_idle(population: Networks, reference: Networks | Tensor | None, options: EvaluateOptions) -> None:
     """Refuse options that nothing would read."""
-    drawn = not all(isinstance(own, Population | Tensor | None) for own in (crowd, reference))
+    drawn = not all(isinstance(own, Population | Tensor | None) for own in (population, reference))
     if options.get("statistics") is not None and not drawn:
         raise InputError(
             "running statistics are measured for networks drawn from posteriors, found statistics= with a population, "

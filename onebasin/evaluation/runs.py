@@ -20,9 +20,9 @@ W - B is unbiased for V, and
     explained = f_x (W_x - B_x) + f_y (W_y - B_y),     remainder = U - explained,
 
 where the remainder is the same three sums without pairs of one run: unbiased for |mu_x - mu_y|^2, however members
-within a run depend on each other. A crowd of a single run has no B of its own; that of the other crowd stands in, which
-is right if runs follow one law. The remainder is then unbiased for 2 <mu_y, mu_y - mu_x>: 0 if they do, of either sign
-if not.
+within a run depend on each other. A population of a single run has no B of its own; that of the other population
+stands in, which is right if runs follow one law. The remainder is then unbiased for 2 <mu_y, mu_y - mu_x>: 0 if they
+do, of either sign if not.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ def same_run_share(sizes: Iterable[int]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Which run each member of two crowds comes from.
+    """Which run each member of two populations comes from.
 
     Attributes:
-        labels: number of the run of each member (m + n,); runs of the first crowd come first.
+        labels: number of the run of each member (m + n,); runs of the first population come first.
         sizes: members of each run, float64 (runs,).
-        split: runs of the first crowd.
-        shared: whether members of one run are known to be in both crowds.
+        split: runs of the first population.
+        shared: whether members of one run are known to be in both populations.
     """
 
     labels: Tensor
@@ -77,12 +77,12 @@ class Runs:
 
     @property
     def counts(self) -> tuple[int, int]:
-        """Number of runs of both crowds."""
+        """Number of runs of both populations."""
         return self.split, len(self.sizes) - self.split
 
     @property
     def shares(self) -> tuple[float, float]:
-        """Share of pairs of one run in both crowds."""
+        """Share of pairs of one run in both populations."""
         sides = (self.sizes[: self.split], self.sizes[self.split :])
         first, second = (same_run_share(int(size) for size in side) for side in sides)
         return first, second
@@ -107,14 +107,14 @@ class Runs:
         return chosen.scatter_(0, self.labels[order], order)
 
     def explained(self, sums: Tensor) -> float:
-        """The part of U that pairs of one run make, from `sums`; NaN where both crowds are single runs."""
+        """The part of U that pairs of one run make, from `sums`; NaN where both populations are single runs."""
         left = _Side(sums[: self.split, : self.split], self.sizes[: self.split])
         right = _Side(sums[self.split :, self.split :], self.sizes[self.split :])
         return left.excess(right) + right.excess(left)
 
 
 class _Side:
-    """Kernel sums of one crowd over pairs of one run, and over pairs of two."""
+    """Kernel sums of one population over pairs of one run, and over pairs of two."""
 
     def __init__(self, sums: Tensor, sizes: Tensor) -> None:
         members, squared = float(sizes.sum()), float(sizes.square().sum())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from onebasin.errors import InputError, refuse_unknown
+from onebasin.errors import InputError, check_options
 from onebasin.inference.compile import has_compiler
 from onebasin.inference.convergence import Tail
 from onebasin.inference.journal import ChainBatch, Journal, RunPlace, Written, lanes_for, leaves, units
@@ -415,7 +415,7 @@ def job_of(
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise InputError(f"expected a whole number as seed, found {seed!r}: give one such as 0")
     own = module_of(method).Options.__annotations__
-    refuse_unknown(options, {*Density.__annotations__, *Execution.__annotations__, *own}, f"method {method}")
+    check_options(options, {*Density.__annotations__, *Execution.__annotations__, *own}, f"method {method}")
     for option, value in options.items():
         check_kind(method, option, value)
     chosen = {name: value for name, value in options.items() if name in own}

@@ -401,7 +401,7 @@ def alone(path: Path) -> Iterator[None]:
         raise StorageError(f"another process is at work on {path}: wait for it, or choose another path") from error
 
 
-def refuse_stranger(path: Path, stored: Mapping[str, Any] | None, resume: bool) -> None:
+def check_run(path: Path, stored: Mapping[str, Any] | None, resume: bool) -> None:
     """Refuse a folder that holds something else, or a run that nobody asked to go on with."""
     if stored is not None and not resume:
         raise InputError(f"{path} holds a run already: give resume=True to go on with it, or choose another path")

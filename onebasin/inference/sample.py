@@ -22,10 +22,10 @@ from onebasin.inference.journal import (
     Memory,
     agreed,
     alone,
+    check_run,
     join_info,
     read_definition,
     read_info,
-    refuse_stranger,
     stack_info,
 )
 from onebasin.inference.target import Data
@@ -111,7 +111,7 @@ def _on_disk(
     stored = read_definition(path)
     if stored is not None and resume:
         job = replace(job, **{name: stored[name] for name in job.open})
-    refuse_stranger(path, stored, resume)
+    check_run(path, stored, resume)
     with alone(path):
         definition = agreed(path, {**job.definition(), "chunk": execution.get("chunk")}, stored)
         units = job.units(definition["chunk"])

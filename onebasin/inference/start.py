@@ -49,7 +49,7 @@ def networks_at(model: nn.Module, layout: ParameterLayout, start: Given, chains:
     return Draws(position, rest, torch.full((len(chains),), float("nan"), dtype=torch.float64))
 
 
-def refuse_wild(found: DensityEvaluation, chains: Sequence[int]) -> None:
+def check_start(found: DensityEvaluation, chains: Sequence[int]) -> None:
     """Refuse starts where density or gradient is not finite: no sampler finds a way out of there."""
     bad = ~found.finite
     if bool(bad.any()):

@@ -1,7 +1,7 @@
-"""Scores that should be higher where a crowd has never been: five ways to tell foreign inputs from familiar ones.
+"""Scores that should be higher where a population has never been: five ways to tell foreign inputs from familiar ones.
 
-Each takes what the members of a crowd give, (members, examples, classes), and returns one score per example in float64,
-higher = more out-of-distribution. What is averaged over members, and when:
+Each takes what the members of a population give, (members, examples, classes), and returns one score per example in
+float64, higher = more out-of-distribution. What is averaged over members, and when:
 
 - `msp` and `entropy` judge the average of the probabilities (torch-uncertainty's entropy criterion is the mean of
   member entropies instead, which is `onebasin.metrics.entropy.expected_entropy`);
@@ -195,7 +195,7 @@ def _scores(values: Tensor, which: str) -> Tensor:
 
 
 # ----------------------------------------------------------------------
-# Scores that should be higher where a crowd has never been: five ways to tell foreign inputs from familiar ones
+# Scores that should be higher where a population has never been: five ways to tell foreign inputs from familiar ones
 
 
 def msp(probabilities: Tensor) -> Tensor:

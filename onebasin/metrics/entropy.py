@@ -1,4 +1,4 @@
-"""How much a crowd does not know, in nats: what every member doubts, and what members dispute.
+"""How much a population does not know, in nats: what every member doubts, and what members dispute.
 
 For probabilities p_m of M members with mean p: the predictive entropy H(p) is the sum of the expected entropy
 1/M sum_m H(p_m), which data cannot reduce, and the mutual information, which vanishes when all members agree.
@@ -89,7 +89,7 @@ def mutual_information(probabilities: Tensor) -> Tensor:
 
 
 def information(average: Tensor, mean_entropy: Tensor) -> Tensor:
-    """Mutual information from averages over members, for crowds that are not kept: H(p) - mean_m H(p_m).
+    """Mutual information from averages over members, for populations that are not kept: H(p) - mean_m H(p_m).
 
     By concavity it cannot be negative; what rounding takes below zero (1e-15 or so) is set to zero.
 

@@ -1,4 +1,4 @@
-"""How much two networks disagree, for all pairs of a crowd at the price of one matrix product.
+"""How much two networks disagree, for all pairs of a population at the price of one matrix product.
 
 The mutual information of a pair, H((p + q) / 2) - (H(p) + H(q)) / 2, adds up over classes, and what one class adds is
 a squared distance (Fuglede & Topsøe 2004): with s log s = integral of exp(-t s) / t^2 dt + a + b s,
@@ -236,7 +236,7 @@ def _ranges(count: int, size: int) -> list[slice]:
 
 
 # ----------------------------------------------------------------------
-# How much two networks disagree, for all pairs of a crowd at the price of one matrix product.
+# How much two networks disagree, for all pairs of a population at the price of one matrix product.
 
 
 # (t, v): 1/2 s log s = a + b s + sum of v exp(-t s), for 0 <= s <= 2
@@ -255,7 +255,7 @@ _STEP = 1.0  # of u = log t
 _RATES = tuple(math.exp(_STEP * number) for number in range(-5, 29))
 # Below the first rate exp(-t p) is a straight line: what is left of the integral there is a multiple of its first term.
 MANY_TERMS = tuple((rate, _STEP / (2 * rate) / (-math.expm1(-_STEP) if rate == _RATES[0] else 1)) for rate in _RATES)
-SMALL = 1e-3  # nats: crowds whose median pair is below are sure of the same
+SMALL = 1e-3  # nats: populations whose median pair is below are sure of the same
 _SAMPLED = 64  # pairs that are computed exactly: to decide, or because there are no more
 _CELLS = 1 << 22  # probabilities that are looked at a time: 32 MB in float64
 

@@ -1,4 +1,4 @@
-"""Crowds that predict numbers: each member a Gaussian, the crowd their mixture.
+"""Populations that predict numbers: each member a Gaussian, the population their mixture.
 
 Everywhere `means` are (members, examples, *shape), targets are (examples, *shape), and `noise` is the standard
 deviation of targets around a member's mean: one number, or a tensor that broadcasts to `means` (per member:
@@ -24,7 +24,7 @@ _CLOSE = 1e-15  # of the size of a quantile: about what rounding leaves
 
 
 def rmse(means: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
-    """Root of the mean squared error of the crowd's mean, over examples and the entries of `shape`.
+    """Root of the mean squared error of the population's mean, over examples and the entries of `shape`.
 
     >>> rmse(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), torch.tensor([2.0, 4.0]))
     tensor(1.4142, dtype=torch.float64)
@@ -124,7 +124,7 @@ def central_interval(means: Tensor, noise: float | Tensor, level: float) -> tupl
 def coverage(
     means: Tensor, targets: Tensor, noise: float | Tensor, level: float = 0.95, *, weights: Tensor | None = None
 ) -> Tensor:
-    """Share of the targets inside the central interval of the mixture; `level` of them if the crowd is calibrated.
+    """Share of the targets inside the central interval of the mixture; `level` of them if the population is calibrated.
 
     >>> coverage(torch.zeros(3, 4), torch.tensor([0.0, 1.9, -1.9, 2.0]), noise=1.0)
     tensor(0.7500, dtype=torch.float64)
@@ -149,7 +149,7 @@ def coverage(
 
 
 def width(means: Tensor, noise: float | Tensor, level: float = 0.95, *, weights: Tensor | None = None) -> Tensor:
-    """Mean width of the central intervals of the mixture: of two crowds with the same coverage the sharper is better.
+    """Mean width of the central intervals of the mixture; at equal coverage the sharper is better.
 
     >>> width(torch.zeros(3, 4), 1.0)
     tensor(3.9199, dtype=torch.float64)

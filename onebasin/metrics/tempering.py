@@ -17,7 +17,7 @@ def best_temperature(logits: Tensor, targets: Tensor) -> float:
     """Return the T > 0 that minimises the mean negative log-likelihood of softmax(logits / T).
 
     With s = 1/T it is convex: its slope is the mean of E_p[z] - z_target, its curvature the mean of Var_p[z], where
-    p = softmax(s z). Newton's method, with bisection where a step would leave the bracket. For a crowd give the
+    p = softmax(s z). Newton's method, with bisection where a step would leave the bracket. For a population give the
     logarithm of its average predictive, which is tempered as a whole.
 
     >>> logits = torch.tensor([[1.0, 0.0]]).expand(4, 2)  # right three times out of four: log 3 would be honest
@@ -76,8 +76,8 @@ def _as_logits(logits: Tensor) -> Tensor:
     if z.dim() != 2 or not len(z) or z.shape[1] < 2 or not bool(torch.isfinite(z).all()):
         raise InputError(
             "expected finite logits (examples, classes) of at least two classes to temper, found shape "
-            f"{tuple(z.shape)} with {int((~torch.isfinite(z)).sum())} entries that are not finite; of a crowd give the "
-            "logarithm of the average predictive"
+            f"{tuple(z.shape)} with {int((~torch.isfinite(z)).sum())} entries that are not finite; of a population "
+            "give the logarithm of the average predictive"
         )
     return z
 

@@ -18,7 +18,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 
 
 class ExecutionOptions(TypedDict, total=False):
-    """Where an operation on a crowd runs; all optional, and without effect on its result.
+    """Where an operation on a population runs; all optional, and without effect on its result.
 
     Attributes:
         workers: processes on this machine, each with one thread (1); on a cluster, shards worked on at once (all

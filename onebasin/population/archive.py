@@ -25,7 +25,7 @@ from torch import Tensor
 
 from onebasin.errors import InputError, StorageError, UnsafeFileError
 from onebasin.population.files import natural_key, own_names
-from onebasin.population.writer import Crowd
+from onebasin.population.writer import Members
 from onebasin.state import Spec, State, check_spec, spec_of
 from onebasin.storage import RATIO, TENSORS, files_in, is_usual, make_folder, publish
 
@@ -246,7 +246,7 @@ PER_ARCHIVE = 1024  # networks, as published
 
 
 def write_archives(
-    population: Crowd,
+    population: Members,
     folder: str | os.PathLike[str],
     name: str,
     *,
@@ -295,7 +295,7 @@ def write_archives(
     return made
 
 
-def _members(population: Crowd) -> Iterator[tuple[int, State]]:
+def _members(population: Members) -> Iterator[tuple[int, State]]:
     """Networks by number, read block by block."""
     for start, block in population.blocks():
         for row in range(len(next(iter(block.values())))):

@@ -62,7 +62,7 @@ class Facts(Protocol):
     def __len__(self) -> int: ...
 
 
-class Crowd(Facts, Protocol):
+class Members(Facts, Protocol):
     """What a writer needs to know of a population."""
 
     @property
@@ -186,12 +186,12 @@ class PopulationWriter:
         if len(self._facts) == self.shard_members:
             self.flush()
 
-    def extend(self, crowd: Crowd) -> None:
+    def extend(self, population: Members) -> None:
         """Add all members of a population, block by block; they are written before this returns."""
-        check_spec(crowd.spec, self.spec, where="the population to append")
+        check_spec(population.spec, self.spec, where="the population to append")
         self.flush()
-        for start, tensors in crowd.blocks(self.shard_members):
-            self.write(block_at(start, {name: tensors[name] for name in self.spec}, crowd))
+        for start, tensors in population.blocks(self.shard_members):
+            self.write(block_at(start, {name: tensors[name] for name in self.spec}, population))
 
     def flush(self) -> None:
         """Write the members that are complete as one shard."""
@@ -228,20 +228,20 @@ class PopulationWriter:
 # Save a whole population, all or nothing.
 
 
-def save_folder(path: Path, blocks: Iterator[tuple[int, State]], crowd: Crowd) -> None:
-    """Write blocks with the facts of `crowd` into a new population folder; each block becomes a shard."""
+def save_folder(path: Path, blocks: Iterator[tuple[int, State]], population: Members) -> None:
+    """Write blocks with the facts of `population` into a new population folder; each block becomes a shard."""
     with whole_folder(path) as folder:
         first = next(blocks, None)
-        spec = crowd.spec if first is None else block_spec(first[1])
-        need_space(folder, len(crowd) * member_bytes(spec))
-        with PopulationWriter(folder, spec, provenance=crowd.provenance, name="0") as writer:
+        spec = population.spec if first is None else block_spec(first[1])
+        need_space(folder, len(population) * member_bytes(spec))
+        with PopulationWriter(folder, spec, provenance=population.provenance, name="0") as writer:
             for start, tensors in chain([] if first is None else [first], blocks):
-                writer.write(block_at(start, tensors, crowd))
+                writer.write(block_at(start, tensors, population))
 
 
-def save_file(path: Path, tensors: State, crowd: Crowd) -> None:
+def save_file(path: Path, tensors: State, population: Members) -> None:
     """Write all members into one safetensors file; a file of this name is replaced when the new one is whole."""
-    check_names(crowd.spec)
+    check_names(population.spec)
     make_folder(path.parent)
-    need_space(path.parent, len(crowd) * member_bytes(crowd.spec))
-    write_shard(path, block_at(0, tensors, crowd), replace=True)
+    need_space(path.parent, len(population) * member_bytes(population.spec))
+    write_shard(path, block_at(0, tensors, population), replace=True)

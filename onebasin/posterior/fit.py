@@ -1,4 +1,4 @@
-"""A density fitted to a crowd: raw and aligned ones by the same code, in memory or from disk."""
+"""A density fitted to a population: raw and aligned ones by the same code, in memory or from disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Unpack
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, refuse_unknown
+from onebasin.errors import InputError, check_options
 from onebasin.functional import statistics_in
 from onebasin.parallel import ExecutionOptions, Executor, MemoryNeeds, executor_for
 from onebasin.population import BLOCK_BYTES, Population, constant_tensors, member_bytes
@@ -35,7 +35,7 @@ class FitOptions(ExecutionOptions, total=False):
     """Options of `fit`; where it runs is said as in `ExecutionOptions`.
 
     Attributes:
-        passes: of low rank: power passes over the crowd (2); more for directions whose variances differ little.
+        passes: of low rank: power passes over the population (2); more for directions whose variances differ little.
         oversample: of low rank: directions that are searched beyond the rank (10).
         diagonal: of low rank: keep what the directions leave of each weight's variance as independent noise (True).
             False leaves it out: draws then stay in the plane of the directions, and there is no density.
@@ -84,7 +84,7 @@ def plan(family: str, rank: int | None, components: object, options: FitOptions)
     if shape not in SHAPES:
         raise InputError(f"expected a shape out of {', '.join(SHAPES)}, found {shape!r}: choose one of them")
     own = {name: value for name, value in options.items() if name not in ExecutionOptions.__annotations__}
-    refuse_unknown(own, _read(family, shape), f"fit of {family!r} with {shape!r} Gaussians")
+    check_options(own, _read(family, shape), f"fit of {family!r} with {shape!r} Gaussians")
     _check_whole({"rank": rank, **own})
     if isinstance(components, bool):
         raise InputError(
@@ -157,7 +157,7 @@ def fit_bytes(population: Population, layout: FlatLayout, groups: int, columns: 
 
 
 # ----------------------------------------------------------------------
-# A density fitted to a crowd: raw and aligned ones by the same code, in memory or from disk.
+# A density fitted to a population: raw and aligned ones by the same code, in memory or from disk.
 
 
 _WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -173,18 +173,18 @@ def fit(
     model: nn.Module | None = None,
     **options: Unpack[FitOptions],
 ) -> Posterior:
-    """Fit a Gaussian, or a mixture of Gaussians, to a crowd of networks; the crowd is read in blocks and never held.
+    """Fit a Gaussian, or a mixture of Gaussians, to a population; it is read in blocks and never held.
 
     "diagonal" is N(mean, diag std^2) with the sample mean and the unbiased standard deviation of each weight: q_d of a
-    raw crowd, q_r of an aligned one. "low-rank" has the covariance diag(scale^2) + factor factor^T with the `rank`
+    raw population, q_r of an aligned one. "low-rank" has the covariance diag(scale^2) + factor factor^T with the `rank`
     directions of largest variance (N networks have N - 1 at most: the provenance tells how many there are), and the
     same standard deviation of each weight. "mixture" has such a Gaussian for
-    each part of the crowd, weighted by its share.
+    each part of the population, weighted by its share.
 
     Running statistics of norms are averaged over members (of each component), integers are the first member's.
 
-    >>> crowd = Population.from_stacked({"w": torch.tensor([[1.0, 0.0], [3.0, 0.0]])})
-    >>> found = fit(crowd)
+    >>> population = Population.from_stacked({"w": torch.tensor([[1.0, 0.0], [3.0, 0.0]])})
+    >>> found = fit(population)
     >>> found.mean, found.std
     ({'w': tensor([2., 0.])}, {'w': tensor([1.4142, 0.0000])})
 
@@ -224,7 +224,7 @@ def _fitted(
     """One Gaussian for each group of members."""
     beside = [name for name in layout.others if layout.spec[name].dtype.is_floating_point and layout.spec[name].size]
     found = moments(population, (*layout.names, *beside), groups, executor)
-    gaussians = _gaussians((population, groups), layout, found, asked, executor)
+    gaussians = _gaussians(population, groups, layout, found, asked, executor)
     rest = [_rest(population, groups, group, layout, found) for group in range(len(found.counts))]
     told = {"constant_statistics": same} if (same := _constant(layout, found)) else {}
     return Posterior(tuple(gaussians), found.counts.double() / len(population), layout, tuple(rest), told)
@@ -276,10 +276,9 @@ def _labels(population: Population, components: Any) -> Tensor:
 
 
 def _gaussians(
-    crowd: tuple[Population, Tensor], layout: FlatLayout, found: Moments, asked: FitPlan, executor: Executor
+    population: Population, groups: Tensor, layout: FlatLayout, found: Moments, asked: FitPlan, executor: Executor
 ) -> list[Gaussian]:
-    """One for each group; `crowd` are the networks and the group of each."""
-    population, groups = crowd
+    """One Gaussian for each group of networks; `groups` (members,) is the group of each."""
     size, dtype = layout.size, vector_dtype(layout)
     means = found.mean[:, :size]
     if asked.pooled:

@@ -1,4 +1,4 @@
-"""Which tensors of a crowd are uncertain weights: the model tells, or else their names and values do."""
+"""Which tensors of a population are uncertain weights: the model tells, or else their names and values do."""
 
 from __future__ import annotations
 
@@ -85,19 +85,19 @@ class FlatLayout:
 
 
 # ----------------------------------------------------------------------
-# Which tensors of a crowd are uncertain weights: the model tells, or else their names and values do.
+# Which tensors of a population are uncertain weights: the model tells, or else their names and values do.
 
 
 def uncertain(population: Population, model: nn.Module | None = None) -> FlatLayout:
-    """The layout of the uncertain weights of a crowd.
+    """The layout of the uncertain weights of a population.
 
     With a model: its trained parameters, see `trained_parameters`, tied ones once. Without one: all floating-point
     tensors but the running statistics of norms, known by torch's names for them, and but tensors that are the same in
     all members while others are not, because a constant has no spread; two tensors that are equal bit for bit in every
     member, and not the same in all members, count as one tied tensor.
 
-    >>> crowd = Population.from_models([nn.BatchNorm1d(2), nn.BatchNorm1d(2)])
-    >>> uncertain(crowd).names
+    >>> population = Population.from_models([nn.BatchNorm1d(2), nn.BatchNorm1d(2)])
+    >>> uncertain(population).names
     ('weight', 'bias')
 
     Raises:
@@ -117,7 +117,7 @@ def uncertain(population: Population, model: nn.Module | None = None) -> FlatLay
 
 
 def _real(population: Population, names: Sequence[str]) -> list[str]:
-    """The floating-point tensors among these; complex ones are refused, and so is a crowd without any."""
+    """The floating-point tensors among these; complex ones are refused, and so is a population without any."""
     for name in names:
         if population.spec[name].dtype.is_complex:
             raise SpecError(

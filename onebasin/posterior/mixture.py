@@ -1,7 +1,7 @@
-"""Which members of a crowd belong together: k-means over whole networks, without holding them.
+"""Which members of a population belong together: k-means over whole networks, without holding them.
 
-Restarts are tried on a random projection (N, 128) of the crowd, which keeps distances within some percent; the best one
-is then improved on the weights themselves, two readings per step, until no member changes its cluster.
+Restarts are tried on a random projection (N, 128) of the population, which keeps distances within some percent; the
+best one is then improved on the weights themselves, two readings per step, until no member changes its cluster.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ def clusters(
     seed: int = 0,
     executor: Executor | None = None,
 ) -> Clusters:
-    """Split a crowd into `count` clusters by k-means (k-means++ starts, the best of several restarts).
+    """Split a population into `count` clusters by k-means (k-means++ starts, the best of several restarts).
 
     >>> from onebasin.posterior.layout import uncertain
-    >>> crowd = Population.from_stacked({"w": torch.tensor([[0.0], [9.0], [1.0], [8.0]])})
-    >>> clusters(crowd, uncertain(crowd), 2).labels
+    >>> population = Population.from_stacked({"w": torch.tensor([[0.0], [9.0], [1.0], [8.0]])})
+    >>> clusters(population, uncertain(population), 2).labels
     tensor([0, 1, 0, 1])
 
     Args:
-        population: the crowd.
+        population: the population.
         layout: which of its numbers count.
         count: of clusters; none is empty.
         restarts: starts that are tried.
         steps: of each, and on the weights, at most.
         seed: for the projection and the starts.
-        executor: who reads the crowd; this process by default. Restarts take place here.
+        executor: who reads the population; this process by default. Restarts take place here.
     """
     if not 1 <= count <= len(population) or restarts < 1 or steps < 1:
         raise InputError(

@@ -1,4 +1,4 @@
-"""The leading directions of a crowd by random projection (Halko, Martinsson and Tropp, 2011), in a few readings.
+"""The leading directions of a population by random projection (Halko, Martinsson and Tropp, 2011), in a few readings.
 
 X (N, D) are the deviations of N networks from their centres. They are read in blocks and never held. With Q a basis
 (D, L) of the span of X^T times random numbers, improved by `passes` turns of Q <- orth(X^T X Q), and U (N, K) the
@@ -6,8 +6,8 @@ leading left singular vectors of X Q,
 
     factor = X^T U / sqrt(degrees),    so that    factor factor^T = X^T U U^T X / degrees <= X^T X / degrees:
 
-since U U^T is a projection among the networks, no weight gets more variance than the crowd has. (Projecting the weights
-by Q Q^T instead does not promise that.)
+since U U^T is a projection among the networks, no weight gets more variance than the population has. (Projecting the
+weights by Q Q^T instead does not promise that.)
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Read(Matrix):
 
 
 # ----------------------------------------------------------------------
-# Mean and spread of a crowd, read once, block by block; for groups of members as well as for all.
+# Mean and spread of a population, read once, block by block; for groups of members as well as for all.
 
 
 _SHARE = 16  # networks in a shard for each group, at least: what comes back are the numbers of four of them
@@ -137,8 +137,8 @@ class Moments:
 def moments(population: Population, names: Sequence[str], groups: Tensor, executor: Executor | None = None) -> Moments:
     """The moments of groups of members; `groups` gives the group of each, int64 (N,), from 0 up, none empty.
 
-    >>> crowd = Population.from_stacked({"w": torch.tensor([[1.0], [3.0], [8.0]])})
-    >>> found = moments(crowd, ["w"], torch.tensor([0, 0, 1]))
+    >>> population = Population.from_stacked({"w": torch.tensor([[1.0], [3.0], [8.0]])})
+    >>> found = moments(population, ["w"], torch.tensor([0, 0, 1]))
     >>> found.mean, found.squares
     (tensor([[2.],
             [8.]], dtype=torch.float64), tensor([[2.],
@@ -354,7 +354,7 @@ def _sum(parts: Iterator[Tensor]) -> Tensor:
 
 
 # ----------------------------------------------------------------------
-# The leading directions of a crowd by random projection (Halko, Martinsson and Tropp, 2011), in a few readings.
+# The leading directions of a population by random projection (Halko, Martinsson and Tropp, 2011), in a few readings.
 
 
 _PIECE_VALUES = 1 << 20  # of a factor that are held in float64 at once

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from onebasin.errors import InputError, StatisticsWarning, refuse_unknown
+from onebasin.errors import InputError, StatisticsWarning, check_options
 from onebasin.functional import (
     ROOM,
     Inputs,
@@ -130,26 +130,26 @@ def first_of(networks: Population | Drawn) -> State:
     return {name: value[0] for name, value in block.items()}
 
 
-def networks_of(crowd: Networks, draws: int, seed: int) -> Population | Drawn:
-    """The networks of a crowd: a population as it is, a posterior through `draws` draws.
+def networks_of(population: Networks, draws: int, seed: int) -> Population | Drawn:
+    """The networks of a population: a population as it is, a posterior through `draws` draws.
 
     Raises:
-        InputError: there is no network, or the crowd is neither of the two.
+        InputError: there is no network, or the population is neither of the two.
     """
-    if isinstance(crowd, Posterior):
-        return Drawn(crowd, draws, seed)
-    if not isinstance(crowd, Population):
+    if isinstance(population, Posterior):
+        return Drawn(population, draws, seed)
+    if not isinstance(population, Population):
         raise InputError(
-            f"expected a Population or a Posterior, found {type(crowd).__name__}: "
+            f"expected a Population or a Posterior, found {type(population).__name__}: "
             "make a Population of single networks with Population.from_states"
         )
-    if not len(crowd):
+    if not len(population):
         raise InputError("expected at least one network to predict with, found an empty population: add members")
-    return crowd
+    return population
 
 
 # ----------------------------------------------------------------------
-# Every network of a crowd over some inputs, chunk by chunk, wherever the work runs.
+# Every network of a population over some inputs, chunk by chunk, wherever the work runs.
 
 
 _COPIES = 2  # of activations and weights: libraries lay them out anew for convolutions
@@ -181,7 +181,7 @@ class PredictOptions(ExecutionOptions, total=False):
 
 @contextmanager
 def passes(
-    model: nn.Module, crowd: Networks, inputs: Inputs, *, kept: int, **options: Unpack[PredictOptions]
+    model: nn.Module, population: Networks, inputs: Inputs, *, kept: int, **options: Unpack[PredictOptions]
 ) -> Iterator[Iterator[tuple[int, Tensor]]]:
     """Open an iterator of (number of the first network, what a chunk of networks returns (n, examples, ...)).
 
@@ -189,33 +189,33 @@ def passes(
 
     Args:
         model: the function.
-        crowd: a Population, or a Posterior that is drawn from.
+        population: a Population, or a Posterior that is drawn from.
         inputs: as in `predict`.
         kept: networks whose outputs the caller holds at a time, counted by their bytes.
         options: as in `predict`.
     """
-    networks = _networks(crowd, options)
+    networks = _networks(population, options)
     sizes = portion(model, first_of(networks), inputs, chunk=options.get("chunk"), batch=options.get("batch"))
-    if (note := stale_statistics(model, crowd, inputs, options)) is not None:
+    if (note := stale_statistics(model, population, inputs, options)) is not None:
         warnings.warn(note, StatisticsWarning, stacklevel=4)  # passes <- contextlib <- predict <- the user
-    with executor_for(options, **needs(model, crowd, inputs, kept, options)) as executor:
+    with executor_for(options, **needs(model, population, inputs, kept, options)) as executor:
         run = _Run(model, sizes, networks, together=_vectorises(model, networks, inputs, options))
-        statistics = _measured_on(crowd, options)
+        statistics = _measured_on(population, options)
         with closing(_chunks(executor, run, (inputs, statistics), options.get("progress"))) as chunks:
             yield chunks
 
 
-def stale_statistics(model: nn.Module, crowd: Networks, inputs: Inputs, options: Mapping[str, Any]) -> str | None:
+def stale_statistics(model: nn.Module, population: Networks, inputs: Inputs, options: Mapping[str, Any]) -> str | None:
     """A sentence about running statistics that draws do not have, None where all is well or was said to be."""
-    if not isinstance(crowd, Posterior) or options.get("statistics") is not None:
+    if not isinstance(population, Posterior) or options.get("statistics") is not None:
         return None
-    if not any(crowd.spec[name].dtype.is_floating_point for name in crowd.layout.others):
+    if not any(population.spec[name].dtype.is_floating_point for name in population.layout.others):
         return None
     names = norms_used(
         model,
-        first_of(networks_of(crowd, 1, 0)),
+        first_of(networks_of(population, 1, 0)),
         inputs,
-        constant=crowd.constant_statistics,
+        constant=population.constant_statistics,
         size=_chosen_batch(options),
     )
     remedy = (
@@ -225,28 +225,28 @@ def stale_statistics(model: nn.Module, crowd: Networks, inputs: Inputs, options:
     return stale("draws of the posterior", names, remedy) if names else None
 
 
-def _measured_on(crowd: Networks, options: Mapping[str, Any]) -> Inputs | None:
+def _measured_on(population: Networks, options: Mapping[str, Any]) -> Inputs | None:
     """The inputs on which the statistics of draws are measured, None where they are not."""
     given = options.get("statistics")
-    return given if isinstance(crowd, Posterior) and given is not None and given is not False else None
+    return given if isinstance(population, Posterior) and given is not None and given is not False else None
 
 
-def needs(model: nn.Module, crowd: Networks, inputs: Inputs, kept: int, options: Mapping[str, Any]) -> MemoryNeeds:
+def needs(model: nn.Module, population: Networks, inputs: Inputs, kept: int, options: Mapping[str, Any]) -> MemoryNeeds:
     """The memory of `passes` with these arguments: of one worker, and of the caller with what it keeps.
 
     Nothing is measured, and nothing said, where no `memory` is given.
     """
     if options.get("memory") is None:
         return MemoryNeeds(each=0, here=0)
-    networks = _networks(crowd, options)
+    networks = _networks(population, options)
     first = first_of(networks)
     sizes = portion(model, first, inputs, chunk=options.get("chunk"), batch=options.get("batch"))
     own, examples = footprint(model, first, inputs), examples_in(inputs)
     weights = sum(tensor.nbytes for tensor in first.values())
     given = sum(leaf.nbytes for leaf in tree_leaves(call_arguments(inputs)) if isinstance(leaf, Tensor))
-    drawn = 2 * crowd.nbytes if isinstance(crowd, Posterior) else 0
+    drawn = 2 * population.nbytes if isinstance(population, Posterior) else 0
     running = _COPIES * sizes.chunk * (min(sizes.batch, examples) * own.activations + weights)
-    measuring = _refreshing(crowd, options)
+    measuring = _refreshing(population, options)
     # Outputs of a chunk are made, packed, and wait in the caller; inputs are read packed.
     return MemoryNeeds(
         each=running + measuring + 4 * sizes.chunk * examples * own.outputs + 2 * (given + weights) + drawn,
@@ -254,17 +254,17 @@ def needs(model: nn.Module, crowd: Networks, inputs: Inputs, kept: int, options:
     )
 
 
-def _refreshing(crowd: Networks, options: Mapping[str, Any]) -> int:
+def _refreshing(population: Networks, options: Mapping[str, Any]) -> int:
     """Bytes for measuring running statistics: the inputs, packed and not, and the activations of a pass."""
-    given = _measured_on(crowd, options)
+    given = _measured_on(population, options)
     if given is None:
         return 0
     held = sum(leaf.nbytes for leaf in tree_leaves(call_arguments(given)) if isinstance(leaf, Tensor))
     return 2 * held + _COPIES * ROOM
 
 
-def _networks(crowd: Networks, options: Mapping[str, Any]) -> Population | Drawn:
-    return networks_of(crowd, options.get("draws", 100), options.get("seed", 0))
+def _networks(population: Networks, options: Mapping[str, Any]) -> Population | Drawn:
+    return networks_of(population, options.get("draws", 100), options.get("seed", 0))
 
 
 def _vectorises(model: nn.Module, networks: Population | Drawn, inputs: Inputs, options: Mapping[str, Any]) -> bool:
@@ -340,7 +340,7 @@ class _Run:
 
 
 # ----------------------------------------------------------------------
-# What a crowd predicts: every network by itself, or their average without keeping them.
+# What a population predicts: every network by itself, or their average without keeping them.
 
 
 Output = Literal["probabilities", "logits", "values"]
@@ -349,26 +349,26 @@ OUTPUTS = ("probabilities", "logits", "values")
 
 def predict(
     model: nn.Module,
-    crowd: Networks,
+    population: Networks,
     inputs: Inputs,
     *,
     output: Output = "probabilities",
     average: bool = False,
     **options: Unpack[PredictOptions],
 ) -> Tensor:
-    """Return what the networks of a crowd predict, (members, examples, classes), or their average (examples, classes).
+    """Return the predictions of networks, (members, examples, classes), or their average (examples, classes).
 
     >>> from onebasin.population import Population
-    >>> crowd = Population.from_stacked({"weight": torch.tensor([[[0.0], [0.0]], [[3.0], [0.0]]])})
+    >>> population = Population.from_stacked({"weight": torch.tensor([[[0.0], [0.0]], [[3.0], [0.0]]])})
     >>> layer = nn.Linear(1, 2, bias=False)
-    >>> predict(layer, crowd, torch.tensor([[1.0]]))
+    >>> predict(layer, population, torch.tensor([[1.0]]))
     tensor([[[0.5000, 0.5000]], [[0.9526, 0.0474]]])
-    >>> predict(layer, crowd, torch.tensor([[1.0]]), average=True)
+    >>> predict(layer, population, torch.tensor([[1.0]]), average=True)
     tensor([[0.7263, 0.2737]], dtype=torch.float64)
 
     Args:
         model: the function; left exactly as it was.
-        crowd: a Population, read block by block; or a Posterior, from which networks are drawn block by block.
+        population: a Population, read block by block; or a Posterior, from which networks are drawn block by block.
         inputs: a tensor, a tuple of positional or a dict of keyword inputs, one example per row of every tensor.
         output: "probabilities", the softmax over the classes, which are axis 1 of what a network returns (examples,
             classes, ...); "logits" or "values" (two words for the same), what the network returns.
@@ -387,9 +387,11 @@ def predict(
         StatisticsWarning: draws of a Posterior have running statistics that are not their own; see `statistics`.
     """
     check_output(output, options)
-    total = len(networks_of(crowd, options.get("draws", 100), options.get("seed", 0)))
+    total = len(networks_of(population, options.get("draws", 100), options.get("seed", 0)))
     result: Tensor | None = None
-    with passes(model, crowd, inputs, kept=4 if average else total, **options) as chunks:  # averages are twice as wide
+    with passes(
+        model, population, inputs, kept=4 if average else total, **options
+    ) as chunks:  # averages are twice as wide
         for start, part in chunks:
             shown = _shown(part, output, start)
             if average:
@@ -410,7 +412,7 @@ def check_output(output: str, options: Mapping[str, object]) -> None:
     """
     if output not in OUTPUTS:
         raise InputError(f"expected output to be one of {', '.join(OUTPUTS)}, found {output!r}: choose one of them")
-    refuse_unknown(options, PredictOptions.__annotations__, "predict")
+    check_options(options, PredictOptions.__annotations__, "predict")
 
 
 def check_classes(outputs: Tensor) -> None:
@@ -431,7 +433,7 @@ def check_classes(outputs: Tensor) -> None:
         )
 
 
-def refuse_nan(values: Tensor, start: int) -> None:
+def check_nan(values: Tensor, start: int) -> None:
     """Refuse NaN in what networks (n, ...) from number `start` on predict: an average would be NaN everywhere.
 
     Raises:
@@ -450,7 +452,7 @@ def _shown(part: Tensor, output: Output, start: int) -> Tensor:
         check_classes(part)
         wide = part.float() if part.dtype.itemsize < 4 else part
         part = wide.softmax(2).to(part.dtype)
-    refuse_nan(part, start)
+    check_nan(part, start)
     return part
 
 
@@ -505,7 +507,7 @@ class Summary:
         return (total - self.expected_entropy).clamp(min=0)
 
     def merge(self, other: Summary) -> Summary:
-        """The summary of both crowds together, exactly (Chan, Golub and LeVeque).
+        """The summary of both populations together, exactly (Chan, Golub and LeVeque).
 
         With n and m networks of means p and q, deviations = deviations_n + deviations_m + (q - p)^2 n m / (n + m).
         """
@@ -525,23 +527,23 @@ class Summary:
 
 def summarise(
     model: nn.Module,
-    crowd: Networks,
+    population: Networks,
     inputs: Inputs,
     *,
     output: Output = "probabilities",
     **options: Unpack[PredictOptions],
 ) -> Summary:
-    """Run every network of a crowd over `inputs`, and keep mean, variance and expected entropy only.
+    """Run every network of a population over `inputs`, and keep mean, variance and expected entropy only.
 
     >>> from onebasin.population import Population
-    >>> crowd = Population.from_stacked({"weight": torch.tensor([[[9e9], [0.0]], [[0.0], [9e9]]])})
-    >>> found = summarise(nn.Linear(1, 2, bias=False), crowd, torch.tensor([[1.0]]))
+    >>> population = Population.from_stacked({"weight": torch.tensor([[[9e9], [0.0]], [[0.0], [9e9]]])})
+    >>> found = summarise(nn.Linear(1, 2, bias=False), population, torch.tensor([[1.0]]))
     >>> found.mean, found.mutual_information  # two networks that are sure of different classes: log 2
     (tensor([[0.5000, 0.5000]], dtype=torch.float64), tensor([0.6931], dtype=torch.float64))
 
     Args:
         model: the function; left exactly as it was.
-        crowd: a Population, or a Posterior that is drawn from.
+        population: a Population, or a Posterior that is drawn from.
         inputs: as in `predict`.
         output: as in `predict`; here probabilities are computed in float64.
         options: as in `predict`.
@@ -551,7 +553,7 @@ def summarise(
     """
     check_output(output, options)
     whole: Summary | None = None
-    with passes(model, crowd, inputs, kept=_KEPT, **options) as chunks:
+    with passes(model, population, inputs, kept=_KEPT, **options) as chunks:
         for start, part in chunks:
             if output == "probabilities":
                 check_classes(part)
@@ -568,7 +570,7 @@ def _single(outputs: Tensor, output: Output, number: int) -> Summary:
     if output == "probabilities":
         values = values.softmax(1)
         entropy = torch.special.entr(values).sum(1)
-    refuse_nan(values[None], number)
+    check_nan(values[None], number)
     if not bool(values.isfinite().all()):
         raise InputError(
             f"expected finite numbers from every network, found infinity from network {number}: it has no variance, so "

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.alignment import match, match_activations
-from onebasin.errors import InputError, SpecError, StorageError, refuse_unknown
+from onebasin.errors import InputError, SpecError, StorageError, check_options
 from onebasin.functional import BATCH, Inputs, Loss, Measured, losses, norms_used, refreshed_one, warn_stale
 from onebasin.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian
@@ -603,7 +603,7 @@ def pruning_curve(
     Returns:
         Loss and accuracy for each criterion and level. Nothing that was given is changed.
     """
-    refuse_unknown(options, PruningCurveOptions.__annotations__, "pruning_curve")
+    check_options(options, PruningCurveOptions.__annotations__, "pruning_curve")
     inputs, targets = data
     statistics = options.get("statistics")
     constant = posterior.constant_statistics if isinstance(posterior, Posterior) else frozenset()

@@ -1,4 +1,4 @@
-"""A posterior moved towards what a crowd predicts: it keeps the predictive, and no longer the spread of the weights."""
+"""A posterior moved towards what a population predicts, at the expense of the spread of the weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Unpack, cast
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, refuse_unknown
+from onebasin.errors import InputError, check_options
 from onebasin.functional import (
     Call,
     Differentiable,
@@ -31,7 +31,7 @@ from onebasin.posterior.predictive import Output, summarise
 from onebasin.state import State
 
 # ----------------------------------------------------------------------
-# What a crowd predicts on some inputs, as a goal for a posterior that shall predict the same.
+# What a population predicts on some inputs, as a goal for a posterior that shall predict the same.
 
 
 _LEAST = 1e-12  # of a probability or a variance under a logarithm
@@ -39,7 +39,7 @@ _LEAST = 1e-12  # of a probability or a variance under a logarithm
 
 @dataclass(frozen=True, eq=False)
 class Teacher:
-    """The average predictive of a crowd and how much its members disagree.
+    """The average predictive of a population and how much its members disagree.
 
     Attributes:
         inputs: positional and keyword arguments, one example per row of every tensor.
@@ -55,10 +55,16 @@ class Teacher:
 
     @classmethod
     def ask(
-        cls, model: nn.Module, crowd: Population, inputs: Inputs, *, classes: bool, **places: Unpack[ExecutionOptions]
+        cls,
+        model: nn.Module,
+        population: Population,
+        inputs: Inputs,
+        *,
+        classes: bool,
+        **places: Unpack[ExecutionOptions],
     ) -> Teacher:
-        """Run all networks of the crowd over the inputs; `places` say where."""
-        found = summarise(model, crowd, inputs, output="probabilities" if classes else "values", **places)
+        """Run all networks of the population over the inputs; `places` say where."""
+        found = summarise(model, population, inputs, output="probabilities" if classes else "values", **places)
         spread = found.expected_entropy if classes else found.variance(correction=0).sqrt()
         assert spread is not None
         return cls(call_arguments(inputs), found.mean, spread, classes)
@@ -71,9 +77,9 @@ class Teacher:
     ) -> Tensor:
         """How far networks are from the goal on some of the inputs.
 
-        Classes: mean over examples of KL(average predictive of the crowd || that of the networks)
-        + diversity |mean entropy of the crowd - that of the networks|, in nats.
-        Values: mean squared differences of mean and of standard deviation, over the mean variance of the crowd.
+        Classes: mean over examples of KL(average predictive of the population || that of the networks)
+        + diversity |mean entropy of the population - that of the networks|, in nats.
+        Values: mean squared differences of mean and of standard deviation, over the mean variance of the population.
 
         Args:
             outputs: of the networks on these inputs, (members, batch, ...).
@@ -339,7 +345,7 @@ def _wide(value: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 # ----------------------------------------------------------------------
-# A posterior moved towards what a crowd predicts: it keeps the predictive, and no longer the spread of the weig
+# A posterior moved towards what a population predicts: it keeps the predictive, and no longer the spread of the weig
 
 
 Show = Callable[[int, int, str], None]
@@ -403,62 +409,62 @@ _OF_FORM: dict[str, RefineOptions] = {
 
 
 def refine(
-    posterior: Posterior, model: nn.Module, crowd: Population, inputs: Inputs, **options: Unpack[RefineOptions]
+    posterior: Posterior, model: nn.Module, population: Population, inputs: Inputs, **options: Unpack[RefineOptions]
 ) -> Posterior:
-    """Move mean and widths of a posterior until its draws predict what the crowd predicts on unlabelled inputs.
+    """Move mean and widths of a posterior until its draws predict what the population predicts on unlabelled inputs.
 
     Minimised over centre, scale and factor of every component, by Adam, is the mean over inputs x of
 
         KL(p(x) || q(x)) + diversity |h_p(x) - h_q(x)| + leash KL(marginals || those of the fit) / weights,
 
-    p and q being the average predictives of crowd and draws, h the mean entropy of a network: the second term draws
-    the mutual information towards the crowd's. The result is made to keep the predictive and nothing else: its widths
-    are not those of the crowd's weights (`provenance["refined"]` says by how much they shrank, and which distance
-    remained; under "fidelity" how well draws agree with the crowd on the inputs, on noisy and mixed ones and on uniform
-    noise: few inputs say little about what lies around them). Begin with a fit of the aligned crowd; with few steps the
-    start decides, with many it hardly does.
+    p and q being the average predictives of population and draws, h the mean entropy of a network: the second term
+    draws the mutual information towards the population's. The result is made to keep the predictive and nothing else:
+    its widths are not those of the population's weights (`provenance["refined"]` says by how much they shrank, and
+    which distance remained; under "fidelity" how well draws agree with the population on the inputs, on noisy and
+    mixed ones and on uniform noise: few inputs say little about what lies around them). Begin with a fit of the
+    aligned population; with few steps the start decides, with many it hardly does.
 
     Networks with running statistics get those of each draw in every step, and need them when they are drawn. With
     `statistics=False` the posterior is moved with the averages that it holds, which are its constants from then on:
     draws need no data.
 
     Args:
-        posterior: diagonal or low-rank Gaussians, or a mixture of them, fitted to the aligned crowd.
+        posterior: diagonal or low-rank Gaussians, or a mixture of them, fitted to the aligned population.
         model: the function; left exactly as it was.
-        crowd: the networks whose predictive is the goal; aligned or not, they compute the same functions.
+        population: the networks whose predictive is the goal; aligned or not, they compute the same functions.
         inputs: unlabelled examples, such as the training inputs; never those that the result is judged on.
         options: see `Options`.
 
     Raises:
         InputError: an option is unknown or out of range, or a Gaussian has another shape.
-        SpecError: crowd, posterior and model are not of one architecture.
+        SpecError: population, posterior and model are not of one architecture.
     """
-    return _moved("refined", options, posterior, model, crowd, inputs)
+    return _moved("refined", options, posterior, model, population, inputs)
 
 
 def calibrate(
-    posterior: Posterior, model: nn.Module, crowd: Population, inputs: Inputs, **options: Unpack[RefineOptions]
+    posterior: Posterior, model: nn.Module, population: Population, inputs: Inputs, **options: Unpack[RefineOptions]
 ) -> Posterior:
-    """Find one width and one gain for each tensor of a posterior, so that its draws predict what the crowd predicts.
+    """Find one width and one gain for each tensor of a posterior, so that its draws predict as the population.
 
     The lighter form of `refine`: within a tensor, means and standard deviations keep their ratios, and all are
     multiplied by two numbers. (The mean of many networks is shorter than they are, so widths alone leave it unsure.)
     Arguments as there; `provenance["calibrated"]` holds the numbers.
     """
-    return _moved("calibrated", options, posterior, model, crowd, inputs)
+    return _moved("calibrated", options, posterior, model, population, inputs)
 
 
 def _moved(
-    form: str, options: RefineOptions, posterior: Posterior, model: nn.Module, crowd: Population, inputs: Inputs
+    form: str, options: RefineOptions, posterior: Posterior, model: nn.Module, population: Population, inputs: Inputs
 ) -> Posterior:
-    refuse_unknown(options, RefineOptions.__annotations__, form)
+    check_options(options, RefineOptions.__annotations__, form)
     chosen: RefineOptions = {**_DEFAULTS, **_OF_FORM[form], **options}
     _check(chosen)
     check_fits(model, posterior.mean)
     generator = torch.Generator().manual_seed(chosen["seed"])
     wide = surroundings(inputs, noise=chosen["noise"], mixed=chosen["mixed"], generator=generator)
     places = execution_options_of(options)
-    teacher = Teacher.ask(model, crowd, wide, classes=chosen["output"] == "probabilities", **places)
+    teacher = Teacher.ask(model, population, wide, classes=chosen["output"] == "probabilities", **places)
     moving = RefinedParameters(posterior, Free if form == "refined" else Widths, chosen["start"])
     norms = norms_used(model, posterior.mean, inputs, constant=posterior.constant_statistics)
     asked = options.get("statistics")
@@ -468,7 +474,7 @@ def _moved(
         distance = _descend(moving, function, teacher, generator, chosen, statistics)
     silent = {"progress", "statistics", *places}
     facts: dict[str, Any] = {name: value for name, value in chosen.items() if name not in silent}
-    facts |= {"networks": len(crowd), "distance": distance, "narrowing": moving.narrowing()}
+    facts |= {"networks": len(population), "distance": distance, "narrowing": moving.narrowing()}
     if norms:
         facts["statistics"] = "averages of the networks" if statistics is False else "measured for each draw"
     if form == "calibrated":
@@ -480,7 +486,7 @@ def _moved(
     close = fidelity(
         model,
         found,
-        crowd,
+        population,
         inputs,
         statistics=statistics,
         output=cast("Output", chosen["output"]),

@@ -203,7 +203,7 @@ class Mapped(Protocol):
         """Apply a function of (tensors (n, *shape), index of the first member) to every block."""
 
 
-Crowd = TypeVar("Crowd", bound=Mapped)
+MappedT = TypeVar("MappedT", bound=Mapped)
 
 
 @dataclass(frozen=True)
@@ -335,9 +335,9 @@ class Symmetry:
     def apply(self, element: Element, state: Mapping[str, Tensor], *, kind: str = "value") -> State: ...
 
     @overload
-    def apply(self, element: Element, state: Crowd, *, kind: str = "value") -> Crowd: ...
+    def apply(self, element: Element, state: MappedT, *, kind: str = "value") -> MappedT: ...
 
-    def apply(self, element: Element, state: Mapping[str, Tensor] | Crowd, *, kind: str = "value") -> State | Crowd:
+    def apply(self, element: Element, state: Mapping[str, Tensor] | MappedT, *, kind: str = "value") -> State | MappedT:
         """Move a network, or a whole population, along its orbit: the result computes the same function.
 
         Args:
@@ -359,7 +359,7 @@ class Symmetry:
             return apply(plan, state, kind)
         if plan.members not in (None, len(state)):
             raise SymmetryError(f"{plan.members} elements cannot act on {len(state)} members; draw one per member.")
-        moved: Crowd = state.map(lambda stacked, start: apply_block(plan, stacked, start, kind))
+        moved: MappedT = state.map(lambda stacked, start: apply_block(plan, stacked, start, kind))
         return moved
 
     # ------------------------------------------------------------------ text

@@ -123,7 +123,7 @@ _TRAINING: dict[str, Any] = {"optimiser": "adam", "rate": 1e-3, "batch": 100}
 
 @dataclass(frozen=True, eq=False)
 class Forms:
-    """A crowd and the paper's two compact forms of it.
+    """A population and the paper's two compact forms of it.
 
     Attributes:
         samples: the networks as they came.
@@ -204,4 +204,4 @@ def _forms(bench: Runs, here: Setting, samples: ob.Population) -> Forms:
         kind="uncentred",
         progress=bench.show,
     ).population
-    return Forms(samples, aligned, *(ob.fit(crowd, model=problem.model) for crowd in (samples, aligned)))
+    return Forms(samples, aligned, *(ob.fit(population, model=problem.model) for population in (samples, aligned)))

@@ -18,15 +18,15 @@ from onebasin_papers.numbers import line, measured, told
 from onebasin_papers.study import Part
 
 # ----------------------------------------------------------------------
-# How well a crowd or a compact form predicts, beside what the HMC samples say.
+# How well a population or a compact form predicts, beside what the HMC samples say.
 
 
 @dataclass(frozen=True)
 class Score:
-    """One crowd in one run; shares, not per cent.
+    """One population in one run; shares, not per cent.
 
     Attributes:
-        agreement: share of test inputs for which the average predictives of crowd and HMC choose the same class.
+        agreement: share of test inputs for which the average predictives of population and HMC choose the same class.
         variation: total variation between the two, averaged over test inputs.
         draws: accuracy of the average predictive.
         mean: accuracy of the mean network; None for a set of networks.
@@ -44,23 +44,23 @@ class Score:
     stored: float
 
 
-def scored(here: Setting, crowd: ob.Population | ob.Posterior, reference: Tensor, draws: int, seed: int) -> Score:
-    """Judge a crowd on the test inputs.
+def scored(here: Setting, population: ob.Population | ob.Posterior, reference: Tensor, draws: int, seed: int) -> Score:
+    """Judge a population on the test inputs.
 
     Args:
         here: the problem.
-        crowd: networks, or a posterior that networks are drawn from.
+        population: networks, or a posterior that networks are drawn from.
         reference: average predictive of HMC (examples, classes).
         draws: number of networks drawn from a posterior.
         seed: of these draws.
     """
     model, (inputs, targets) = here.problem.model, here.problem.test
-    found = ob.predict(model, crowd, inputs, average=True, draws=draws, seed=seed)
+    found = ob.predict(model, population, inputs, average=True, draws=draws, seed=seed)
     single: float | None = None
-    if isinstance(crowd, ob.Posterior):
-        single, stored = here.right(crowd.mean), crowd.networks
+    if isinstance(population, ob.Posterior):
+        single, stored = here.right(population.mean), population.networks
     else:
-        stored = float(len(crowd))
+        stored = float(len(population))
     return Score(
         float(ob.metrics.agreement(found, reference)),
         float(ob.metrics.total_variation(found, reference)),
@@ -89,7 +89,7 @@ OURS = {  # name -> what it is
     "Ensemble: consensus": "mean and deviation of members that were aligned by weights to a common frame",
     "Ensemble: 2 members": "as many members as the storage of a mean and a deviation holds",
 }
-Crowd = ob.Population | ob.Posterior
+Networks = ob.Population | ob.Posterior
 
 
 def scores(bench: Runs) -> dict[str, list[Score]]:
@@ -104,17 +104,17 @@ def scores(bench: Runs) -> dict[str, list[Score]]:
             _predictive(bench, f"{run}-{part}", own) for part, own in (("all", samples), ("half", samples[half:]))
         )
         drawn = bench.number("draws", seed)
-        for number, (name, crowd) in enumerate(_crowds(bench, seed)):
+        for number, (name, population) in enumerate(_populations(bench, seed)):
             bench.show(number + seed * _ROWS, plan.seeds * _ROWS, f"judging {name}")
             goal = other_half if name == HALVES else reference
-            found.setdefault(name, []).append(scored(here, crowd, goal, plan.posterior_draws, drawn))
+            found.setdefault(name, []).append(scored(here, population, goal, plan.posterior_draws, drawn))
     return found
 
 
 _ROWS = 7 + len(OURS)
 
 
-def _crowds(bench: Runs, seed: int) -> Iterator[tuple[str, Crowd]]:
+def _populations(bench: Runs, seed: int) -> Iterator[tuple[str, Networks]]:
     """All forms of one seed, in the order of the table; those of HMC once for each run of it."""
     if seed < bench.plan.hmc_runs:
         own = forms(bench, "hmc", seed)
@@ -132,7 +132,7 @@ def _crowds(bench: Runs, seed: int) -> Iterator[tuple[str, Crowd]]:
     yield "Ensemble: 2 members", members.samples[:2]
 
 
-def _of_hmc(bench: Runs, samples: ob.Population, seed: int) -> Iterator[tuple[str, Crowd]]:
+def _of_hmc(bench: Runs, samples: ob.Population, seed: int) -> Iterator[tuple[str, Networks]]:
     """Our forms of the HMC samples."""
     problem, steps = setting(bench).problem, bench.plan.refine_steps
     frame = _consensus(bench, samples)
@@ -150,8 +150,8 @@ def _of_hmc(bench: Runs, samples: ob.Population, seed: int) -> Iterator[tuple[st
     yield "HMC: 10 samples", thinned(samples, RANK + 2)
 
 
-def _consensus(bench: Runs, crowd: ob.Population) -> ob.Population:
-    return ob.align(crowd, setting(bench).symmetry, progress=bench.show).population
+def _consensus(bench: Runs, population: ob.Population) -> ob.Population:
+    return ob.align(population, setting(bench).symmetry, progress=bench.show).population
 
 
 def _predictive(bench: Runs, name: str, samples: ob.Population) -> Tensor:

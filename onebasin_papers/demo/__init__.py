@@ -24,7 +24,7 @@ def summarise(sections: Sequence[ob.reporting.Section]) -> list[str]:
 
 STUDY = Study(
     name="demo",
-    title="One basin: what a crowd of networks looks like without its symmetries",
+    title="One basin: what a population of networks looks like without its symmetries",
     parts=(
         Part("symmetries", symmetries.TITLE, symmetries.part),
         Part("methods", methods.TITLE, methods.part),

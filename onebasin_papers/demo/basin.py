@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import onebasin as ob
-from onebasin_papers.demo.presets import DemoPlan, aligned, crowd, problem, symmetry
+from onebasin_papers.demo.presets import DemoPlan, aligned, population, problem, symmetry
 from onebasin_papers.numbers import mean_error
 from onebasin_papers.study import Bench
 
@@ -13,8 +13,8 @@ _RAW, _MOVED = 1, 2  # shades
 
 
 def part(bench: Bench[DemoPlan]) -> ob.reporting.Section:
-    """Barriers between ensemble members, means of crowds, and R-hat of weights, before and after alignment."""
-    data, members = problem(bench), crowd(bench, "ensemble")
+    """Barriers between ensemble members, means of populations, and R-hat of weights, before and after alignment."""
+    data, members = problem(bench), population(bench, "ensemble")
     paths = []
     for place in range(PAIRS):
         bench.show(place, PAIRS, "walking between networks")
@@ -23,7 +23,7 @@ def part(bench: Bench[DemoPlan]) -> ob.reporting.Section:
     raw = [path.max for path in paths]
     moved = [path.aligned.max for path in paths if path.aligned is not None]
     means = {
-        name: (_mean_accuracy(bench, crowd(bench, name)), _mean_accuracy(bench, aligned(bench, name).population))
+        name: (_mean_accuracy(bench, population(bench, name)), _mean_accuracy(bench, aligned(bench, name).population))
         for name in ("ensemble", "HMC")
     }
     first = paths[0]
@@ -88,8 +88,9 @@ def _mean_accuracy(bench: Bench[DemoPlan], networks: ob.Population) -> float:
 
 def _mixing(bench: Bench[DemoPlan]) -> tuple[str, ob.reporting.Number, ob.reporting.Number]:
     """Median R-hat of the first layer's weights."""
-    name = next(iter(crowd(bench, "HMC").names))
+    name = next(iter(population(bench, "HMC").names))
     found = [
-        ob.diagnose(one).weights[name].median_rhat for one in (crowd(bench, "HMC"), aligned(bench, "HMC").population)
+        ob.diagnose(one).weights[name].median_rhat
+        for one in (population(bench, "HMC"), aligned(bench, "HMC").population)
     ]
     return "median R-hat of first-layer weights, HMC", ob.reporting.Number(found[0]), ob.reporting.Number(found[1])

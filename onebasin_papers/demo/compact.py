@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import onebasin as ob
-from onebasin_papers.demo.presets import DemoPlan, aligned, crowd, problem
+from onebasin_papers.demo.presets import DemoPlan, aligned, population, problem
 from onebasin_papers.study import Bench
 
 TITLE = "How much of the posterior fits into the storage of two networks?"
@@ -16,7 +16,7 @@ def refined(bench: Bench[DemoPlan]) -> ob.Posterior:
     def made() -> ob.Posterior:
         start = ob.fit(aligned(bench, "HMC").population, model=data.model)
         return ob.refine(
-            start, data.model, crowd(bench, "HMC"), data.train[0], steps=bench.plan.steps, progress=bench.show
+            start, data.model, population(bench, "HMC"), data.train[0], steps=bench.plan.steps, progress=bench.show
         )
 
     return bench.once("refined", made)
@@ -24,7 +24,7 @@ def refined(bench: Bench[DemoPlan]) -> ob.Posterior:
 
 def part(bench: Bench[DemoPlan]) -> ob.reporting.Section:
     """Compact forms of the HMC networks, and how far their predictions are from all of them."""
-    data, samples = problem(bench), crowd(bench, "HMC")
+    data, samples = problem(bench), population(bench, "HMC")
     forms: dict[str, ob.Population | ob.Posterior] = {
         "2 of the networks": samples[:: max(1, len(samples) // 2)][:2],
         "10 of the networks": samples[:: max(1, len(samples) // 10)][:10],

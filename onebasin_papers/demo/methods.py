@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import onebasin as ob
-from onebasin_papers.demo.presets import METHODS, DemoPlan, crowd, problem
+from onebasin_papers.demo.presets import METHODS, DemoPlan, population, problem
 from onebasin_papers.numbers import estimated
 from onebasin_papers.study import Bench
 
@@ -14,12 +14,12 @@ RESAMPLES = 200  # of the examples: enough for a standard error
 def part(bench: Bench[DemoPlan]) -> ob.reporting.Section:
     """Sample by four methods, and judge their average predictives on held-out digits."""
     data = problem(bench)
-    crowds = {name: crowd(bench, name) for name in METHODS}
+    populations = {name: population(bench, name) for name in METHODS}
     found = {}
-    for place, (name, networks) in enumerate(crowds.items()):
-        bench.show(place, len(crowds), f"evaluating {name}")
+    for place, (name, networks) in enumerate(populations.items()):
+        bench.show(place, len(populations), f"evaluating {name}")
         found[name] = ob.evaluate(
-            data.model, networks, data.test, outside=data.outside, reference=crowds["HMC"], resamples=RESAMPLES
+            data.model, networks, data.test, outside=data.outside, reference=populations["HMC"], resamples=RESAMPLES
         )
     table = ob.reporting.Table(
         "methods",
@@ -37,15 +37,15 @@ def part(bench: Bench[DemoPlan]) -> ob.reporting.Section:
                 "TV to HMC", "total variation: half the sum of differences of predicted probabilities", "lower"
             ),
         ),
-        tuple(_row(name, crowds[name], found[name]) for name in crowds),
+        tuple(_row(name, populations[name], found[name]) for name in populations),
         errors="± one standard error over held-out examples (bootstrap)",
     )
-    mixing = ob.diagnose(crowds["HMC"], data.model, data.test[0][:200], weights=False).functions
+    mixing = ob.diagnose(populations["HMC"], data.model, data.test[0][:200], weights=False).functions
     accuracy = {name: 100 * one.inside["accuracy"].value for name, one in found.items()}
     best = max(accuracy, key=lambda name: accuracy[name])
     nearest = min((name for name in found if name != "HMC"), key=lambda n: found[n].reference["total_variation"].value)
     text = [
-        f"{sum(map(len, crowds.values()))} networks by four methods: {best} recognises most held-out digits "
+        f"{sum(map(len, populations.values()))} networks by four methods: {best} recognises most held-out digits "
         f"({accuracy[best]:.1f} %), and {nearest} predicts most like HMC "
         f"(total variation {found[nearest].reference['total_variation'].value:.3f}).",
     ]

@@ -1,4 +1,4 @@
-"""The settings of the demo, and the crowds that its parts share."""
+"""The settings of the demo, and the populations that its parts share."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def symmetry(bench: Bench[DemoPlan]) -> ob.Symmetry:
     return bench.once("symmetry", lambda: ob.discover(data.model, data.train[0][:4]))
 
 
-def crowd(bench: Bench[DemoPlan], method: str) -> ob.Population:
+def population(bench: Bench[DemoPlan], method: str) -> ob.Population:
     """The networks of one method, by its name in `METHODS`."""
     plan, data = bench.plan, problem(bench)
     training: dict[str, Any] = {"epochs": plan.epochs, "batch": 100, "rate": 5e-3}
@@ -76,4 +76,4 @@ def crowd(bench: Bench[DemoPlan], method: str) -> ob.Population:
 
 def aligned(bench: Bench[DemoPlan], method: str) -> ob.Alignment:
     """The networks of one method in one basin."""
-    return bench.once(f"aligned/{method}", lambda: ob.align(crowd(bench, method), symmetry(bench)))
+    return bench.once(f"aligned/{method}", lambda: ob.align(population(bench, method), symmetry(bench)))

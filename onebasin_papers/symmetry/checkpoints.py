@@ -106,7 +106,9 @@ def _cost(bench: Bench[SymmetryPlan], networks: ob.Population, stored: ob.Popula
     step = 64  # networks at a time: outputs of all would not fit for large data
     for start in range(0, len(networks), step):
         rows = slice(start, start + step)
-        one, two = (ob.predict(own.model, crowd[rows], own.test[0], output="logits") for crowd in (networks, stored))
+        one, two = (
+            ob.predict(own.model, population[rows], own.test[0], output="logits") for population in (networks, stored)
+        )
         logits += ((one - two).abs().amax((1, 2)) / one.std((1, 2))).tolist()
         guesses += (100 * (one.argmax(-1) != two.argmax(-1)).double().mean(1)).tolist()
         for table, found in ((one, before), (two, after)):

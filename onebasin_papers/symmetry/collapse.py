@@ -19,12 +19,12 @@ BINS = 30
 
 def part(bench: Desk) -> ob.reporting.Section:
     """Compare all pairs of the reference networks."""
-    own, crowd = problem(bench), reference(bench)
+    own, population = problem(bench), reference(bench)
 
     def progress(done: int, of: int) -> None:
         bench.show(done, of, "running the reference networks")
 
-    found = ob.diversity(own.model, crowd, own.test[0], own.outside, members=len(crowd), progress=progress)
+    found = ob.diversity(own.model, population, own.test[0], own.outside, members=len(population), progress=progress)
     assert found.outside is not None and found.outside_matrix is not None  # foreign inputs were given
     inside, outside = found.matrix, found.outside_matrix
     together = ob.correlation_of_pairs(inside, outside, bench.stream("collapse", "pairs"))

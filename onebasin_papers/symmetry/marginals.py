@@ -26,11 +26,11 @@ _SINGLE = ("sghmc", "swag")  # further methods that are asked run by run
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One kind of crowd.
+    """One kind of population.
 
     Attributes:
         name: in tables.
-        tests: for each crowd of this kind, which unit holds the largest weight.
+        tests: for each population of this kind, which unit holds the largest weight.
         kept: for each, whether units of the first layer keep their roles.
     """
 
@@ -40,7 +40,7 @@ class Trial:
 
     @property
     def rejected(self) -> int:
-        """Crowds in which some layer has units that are not alike."""
+        """Populations in which some layer has units that are not alike."""
         return sum(any(row.verdict == "rejected" for row in test.rows) for test in self.tests)
 
     @property
@@ -50,17 +50,17 @@ class Trial:
 
     @property
     def persistent(self) -> int:
-        """Crowds in which units keep their roles from the first draws to the last."""
+        """Populations in which units keep their roles from the first draws to the last."""
         return sum(found.p < _LEVEL for found in self.kept)
 
     @property
     def correlation(self) -> float:
-        """Of early and late means of weights; the median over crowds."""
+        """Of early and late means of weights; the median over populations."""
         return statistics.median(found.correlation for found in self.kept)
 
     @cached_property
     def crude(self) -> float:
-        """Chi-square of the first layer as if all draws were independent; the median over crowds."""
+        """Chi-square of the first layer as if all draws were independent; the median over populations."""
         rows = [test.rows[0] for test in self.tests]
         return statistics.median(row.statistic * row.members / row.effective for row in rows)
 
@@ -126,15 +126,21 @@ def _alike(failing: int, chains: int) -> str:
     return "no" if 2 * failing > chains else "mostly yes" if failing else "yes"
 
 
-def _runs(crowd: ob.Population) -> list[ob.Population]:
-    """A crowd, chain by chain."""
-    return [crowd] if crowd.chain is None else [one_mode(crowd, int(run)) for run in crowd.chain.unique()]
+def _runs(population: ob.Population) -> list[ob.Population]:
+    """A population, chain by chain."""
+    return (
+        [population]
+        if population.chain is None
+        else [one_mode(population, int(run)) for run in population.chain.unique()]
+    )
 
 
-def _trial(bench: Bench[SymmetryPlan], name: str, crowds: Sequence[ob.Population]) -> Trial:
-    first = next(name for name, tensor in crowds[0].spec.items() if len(tensor.shape) > 1)
-    tests = tuple(ob.exchangeability(crowd, symmetry(bench), seed=bench.seed) for crowd in crowds)
-    return Trial(name, tests, tuple(ob.persistence(crowd.tensor(first), seed=bench.seed) for crowd in crowds))
+def _trial(bench: Bench[SymmetryPlan], name: str, populations: Sequence[ob.Population]) -> Trial:
+    first = next(name for name, tensor in populations[0].spec.items() if len(tensor.shape) > 1)
+    tests = tuple(ob.exchangeability(population, symmetry(bench), seed=bench.seed) for population in populations)
+    return Trial(
+        name, tests, tuple(ob.persistence(population.tensor(first), seed=bench.seed) for population in populations)
+    )
 
 
 def equal_verdict(independent_failed: bool, rejected: int, persistent: int, singles: int) -> str:
@@ -220,8 +226,10 @@ def _table(trials: Sequence[Trial]) -> ob.reporting.Table:
         "marginals-tests",
         "Are the units of a layer alike?",
         (
-            ob.reporting.Column("crowd"),
-            ob.reporting.Column("crowds", "how many crowds of this kind were tested, each by itself", digits=0),
+            ob.reporting.Column("population"),
+            ob.reporting.Column(
+                "populations", "how many populations of this kind were tested, each by itself", digits=0
+            ),
             ob.reporting.Column("networks", "in each", digits=0),
             ob.reporting.Column(
                 "effective", "independent networks that would tell as much, for the first hidden layer", digits=0
@@ -232,14 +240,15 @@ def _table(trials: Sequence[Trial]) -> ob.reporting.Table:
             ob.reporting.Column("corrected", "chi-square divided by the autocorrelation time of the draws", digits=1),
             ob.reporting.Column("freedom", "what chi-square would be on average if units were alike", digits=0),
             ob.reporting.Column(
-                "rejected", "crowds in which some layer is rejected at 5 %, corrected for the number of layers (Holm)"
+                "rejected",
+                "populations in which some layer is rejected at 5 %, corrected for the number of layers (Holm)",
             ),
             ob.reporting.Column(
                 "roles", "correlation over units of early and late means of incoming weights, first layer", digits=2
             ),
-            ob.reporting.Column("roles kept", "crowds in which it is larger than relabelling explains, at 1 %"),
+            ob.reporting.Column("roles kept", "populations in which it is larger than relabelling explains, at 1 %"),
         ),
         tuple(trial.cells() for trial in trials),
-        note="Where several crowds were tested, numbers are medians over them. Published: ResNet-20 on CIFAR-10 with "
-        "753 networks, read off a figure.",
+        note="Where several populations were tested, numbers are medians over them. Published: ResNet-20 on "
+        "CIFAR-10 with 753 networks, read off a figure.",
     )

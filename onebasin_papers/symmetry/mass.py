@@ -14,7 +14,7 @@ import onebasin as ob
 from onebasin_papers.numbers import line, mean_error, measured
 from onebasin_papers.problem import Problem
 from onebasin_papers.study import Bench
-from onebasin_papers.symmetry import networks as crowds
+from onebasin_papers.symmetry import networks as populations
 from onebasin_papers.symmetry.binning import edges, histogram
 from onebasin_papers.symmetry.networks import training
 from onebasin_papers.symmetry.presets import SymmetryPlan
@@ -34,9 +34,9 @@ def convnet() -> nn.Sequential:
 
 def scaled(bench: Bench[SymmetryPlan]) -> dict[str, Problem]:
     """Networks in words -> with their data: first of the kind that the paper looks at, then a perceptron."""
-    perceptron = crowds.problem(bench, "mlp")
+    perceptron = populations.problem(bench, "mlp")
     if bench.plan.preset == "full":
-        return {"OptuNet": crowds.problem(bench, "optunet"), "perceptron": perceptron}
+        return {"OptuNet": populations.problem(bench, "optunet"), "perceptron": perceptron}
     with ob.global_seed(0):
         small = convnet().eval()
     return {"small OptuNet": replace(perceptron, model=small), "perceptron": perceptron}
@@ -175,7 +175,7 @@ def _group(bench: Bench[SymmetryPlan], kind: str, decay: float) -> Group:
         _trainings(bench, kind, value, epochs) for value, epochs in ((decay, bench.plan.mass_epochs), (0.0, 0))
     )
     found = ob.balance(trained, group)
-    first, last = (ob.imbalance(crowd, group).square().mean().sqrt() for crowd in (start, trained))
+    first, last = (ob.imbalance(population, group).square().mean().sqrt() for population in (start, trained))
     steps = bench.plan.mass_epochs * math.ceil(len(own.train[0]) / bench.plan.batch)
     travelled = 0.5 * steps * bench.plan.rate / (1 - 0.9)  # a cosine schedule is half the rate on average; momentum 0.9
     return Group(

@@ -72,7 +72,7 @@ def problem_of(architecture: str, directory: str | None, seed: int) -> Problem:
 
 
 # ----------------------------------------------------------------------
-# The crowds that parts of the study share: trained once, kept on disk, asked for by name.
+# The populations that parts of the study share: trained once, kept on disk, asked for by name.
 
 
 Desk = Bench[SymmetryPlan]
@@ -183,21 +183,21 @@ def _options(plan: SymmetryPlan, method: str) -> dict[str, Any]:
     return options[method]
 
 
-def one_mode(crowd: ob.Population, run: int) -> ob.Population:
+def one_mode(population: ob.Population, run: int) -> ob.Population:
     """All networks of one run."""
-    return crowd[chain_of(crowd) == run]
+    return population[chain_of(population) == run]
 
 
-def multi_mode(crowd: ob.Population, plan: SymmetryPlan, group: int) -> ob.Population:
+def multi_mode(population: ob.Population, plan: SymmetryPlan, group: int) -> ob.Population:
     """Of each run of a group draws / runs networks, evenly spread over it: as many as in one mode, from all runs."""
     share = max(1, plan.draws // plan.runs)
     step = plan.draws // share
-    chain = chain_of(crowd)
+    chain = chain_of(population)
     wanted = range(group * plan.runs, (group + 1) * plan.runs)
-    return crowd[torch.cat([(chain == run).nonzero().flatten()[::step][:share] for run in wanted])]
+    return population[torch.cat([(chain == run).nonzero().flatten()[::step][:share] for run in wanted])]
 
 
-def chain_of(crowd: ob.Population) -> Tensor:
+def chain_of(population: ob.Population) -> Tensor:
     """The run of each network (members,)."""
-    assert crowd.chain is not None  # what `sample` makes has chains
-    return crowd.chain
+    assert population.chain is not None  # what `sample` makes has chains
+    return population.chain

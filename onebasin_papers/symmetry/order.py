@@ -84,13 +84,13 @@ def _told(rate: Rate) -> str:
 def _watched(bench: Bench[SymmetryPlan], rates: Sequence[float], name: str) -> Tensor:
     """Share of pairs of units that change sides in an epoch, in per cent: (trainings, epochs - 1)."""
     plan = bench.plan
-    crowds: list[ob.Population] = []
+    populations: list[ob.Population] = []
     for phase in range(len(plan.order_rates)):
         rate = rates[min(phase, len(rates) - 1)]
         kind = name if phase else "first"  # both kinds share their first phase
-        crowds.append(_phase(bench, f"order-{kind}-{phase}", rate, crowds[-1] if crowds else None))
+        populations.append(_phase(bench, f"order-{kind}-{phase}", rate, populations[-1] if populations else None))
     shares: list[Tensor] = []
-    for orders in zip(*(_orders(bench, crowd) for crowd in crowds), strict=True):
+    for orders in zip(*(_orders(bench, population) for population in populations), strict=True):
         ranks = torch.cat([table.argsort(-1) for table in orders], 1)  # (trainings, epochs, copies, units)
         shares.append(50 * (1 - ob.metrics.kendall_tau(ranks[:, 1:], ranks[:, :-1])).mean(-1))
     return torch.stack(shares).mean(0)
@@ -105,9 +105,9 @@ def _phase(bench: Bench[SymmetryPlan], name: str, rate: float, before: ob.Popula
     return bench.networks(name, own.model, own.train, "ensemble", {**options, **trained, **begun, "lanes": plan.lanes})
 
 
-def _orders(bench: Bench[SymmetryPlan], crowd: ob.Population) -> list[Tensor]:
+def _orders(bench: Bench[SymmetryPlan], population: ob.Population) -> list[Tensor]:
     """Units of every space in the order of their largest weight: (trainings, epochs, copies, units) each."""
-    found = ob.canonicalise(crowd, symmetry(bench), scale="keep", order="max").element.orders
+    found = ob.canonicalise(population, symmetry(bench), scale="keep", order="max").element.orders
     several = [name for name, table in found.items() if table.shape[-1] > 1]
     return [found[name].reshape(bench.plan.order_networks, -1, *_copies(found[name])) for name in several]
 

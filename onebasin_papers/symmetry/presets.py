@@ -65,7 +65,7 @@ class SymmetryPlan(Plan):
         groups: repetitions of the table.
         runs: independent runs of one method in one repetition; pooled they are its multi-mode form.
         singles: runs of each repetition that are also measured by themselves, as one-mode forms.
-        draws: networks of each crowd in the table: `draws` of one run, or draws / runs of each of its runs.
+        draws: networks of each population in the table: `draws` of one run, or draws / runs of each of its runs.
         chains, chain_draws, warmup, leapfrog, thin: of HMC.
         dropout_rate: the probability to drop a unit.
         vi_epochs, vi_rate: of variational inference.
@@ -186,7 +186,7 @@ TERMS = {
     "orbit": "all networks that symmetries make of one",
     "normal form": "one chosen network of each orbit: here rows of length 1, sorted by their largest entry",
     "mode": "a place where networks end that were trained; each independent run finds its own",
-    "one mode": "all networks of a crowd come from one training run",
+    "one mode": "all networks of a population come from one training run",
     "multi mode": "as many networks, but from several independent runs",
     "reference": "independent trainings of the same architecture, which the paper takes for the posterior",
     "posterior": "how probable each network is, given the training examples and a Gaussian prior of the weights",

@@ -40,7 +40,7 @@ from onebasin_papers.symmetry.verdicts import (
 )
 
 # ----------------------------------------------------------------------
-# Every number of one crowd in the table, in the paper's units.
+# Every number of one population in the table, in the paper's units.
 
 
 Numbers = dict[str, float]
@@ -49,23 +49,31 @@ FORM = "unit-norm/max"  # in which symmetries are removed: rows of length 1, sor
 PRESET = "paper"  # Laplace and Gaussian kernels at ten bandwidths each
 SQUARED = 10.0  # what the paper most likely multiplies squared MMD by
 PERCENT, PER_MILLE, HUNDREDTHS = 100.0, 1000.0, 100.0
-SYMMETRIC = ("hmc_mmd", "hmc_mmd_runs", "hmc_mmd_rest", "hmc_ns", "hmc_ns_rest", "tv", "agreement")  # in both crowds
+SYMMETRIC = (
+    "hmc_mmd",
+    "hmc_mmd_runs",
+    "hmc_mmd_rest",
+    "hmc_ns",
+    "hmc_ns_rest",
+    "tv",
+    "agreement",
+)  # in both populations
 COMPARED = 30  # draws of each chain of HMC that enter a comparison of weights: neighbours say little more
 
 
-def numbers(bench: Desk, crowd: ob.Population, *, rival: ob.Population | None = None) -> Numbers:
-    """All measures of a crowd.
+def numbers(bench: Desk, population: ob.Population, *, rival: ob.Population | None = None) -> Numbers:
+    """All measures of a population.
 
     Args:
         bench: with reference and HMC.
-        crowd: to be judged.
+        population: to be judged.
         rival: the HMC that it is compared with; that of the study unless given.
     """
     own = problem(bench)
     answers = hmc_predictive(bench) if rival is None else ob.predict(own.model, rival, own.test[0], average=True)
-    found = _predictive(bench, crowd, answers)
-    found |= _apart(bench, crowd, reference(bench), "")
-    return found | _apart(bench, crowd, thinned(bench) if rival is None else rival, "hmc_")
+    found = _predictive(bench, population, answers)
+    found |= _apart(bench, population, reference(bench), "")
+    return found | _apart(bench, population, thinned(bench) if rival is None else rival, "hmc_")
 
 
 def thinned(bench: Desk) -> ob.Population:
@@ -80,10 +88,10 @@ def hmc_predictive(bench: Desk) -> Tensor:
     return bench.once("hmc-predictive", lambda: ob.predict(own.model, hmc(bench), own.test[0], average=True))
 
 
-def _predictive(bench: Desk, crowd: ob.Population, answers: Tensor) -> Numbers:
+def _predictive(bench: Desk, population: ob.Population, answers: Tensor) -> Numbers:
     own = problem(bench)
     # Errors are taken over runs, not over examples.
-    found = ob.evaluate(own.model, crowd, own.test, outside=own.outside, reference=answers, resamples=2)
+    found = ob.evaluate(own.model, population, own.test, outside=own.outside, reference=answers, resamples=2)
     inside, told = found.inside, found.detection["msp"]
     return {
         "accuracy": PERCENT * inside["accuracy"].value,
@@ -103,10 +111,17 @@ def _predictive(bench: Desk, crowd: ob.Population, answers: Tensor) -> Numbers:
     }
 
 
-def _apart(bench: Desk, crowd: ob.Population, other: ob.Population, prefix: str) -> Numbers:
+def _apart(bench: Desk, population: ob.Population, other: ob.Population, prefix: str) -> Numbers:
     """MMD with and without symmetries, and the parts of them that runs explain."""
     found = ob.discrepancy(
-        crowd, other, symmetry=symmetry(bench), forms=FORM, preset=PRESET, permutations=0, resamples=0, layers=False
+        population,
+        other,
+        symmetry=symmetry(bench),
+        forms=FORM,
+        preset=PRESET,
+        permutations=0,
+        resamples=0,
+        layers=False,
     )
     raw, without = found.raw.total, found.ns
     assert without is not None  # a form was asked for
@@ -169,7 +184,7 @@ def rows(bench: Desk) -> list[Row]:
 
 def _measured(bench: Desk) -> list[Row]:
     plan, found = bench.plan, list[Row]()
-    crowds = {method: runs_of(bench, method) for method in METHODS}
+    populations = {method: runs_of(bench, method) for method in METHODS}
     share, groups = max(1, plan.draws // plan.runs), range(plan.groups)
     designs = {ONE: f"1 x {plan.draws}", MULTI: f"{plan.runs} x {share}"}
     total, done = 2 * len(METHODS) + 2, 0
@@ -177,7 +192,8 @@ def _measured(bench: Desk) -> list[Row]:
         for method, title in METHODS.items():
             bench.show(done, total, f"measuring {title}, {form}")
             repeated = tuple(
-                tuple(numbers(bench, one) for one in _forms(crowds[method], bench, form, group)) for group in groups
+                tuple(numbers(bench, one) for one in _forms(populations[method], bench, form, group))
+                for group in groups
             )
             found.append(Row(title, form, design, repeated))
             done += 1
@@ -187,13 +203,13 @@ def _measured(bench: Desk) -> list[Row]:
     return [*found, Row(ENSEMBLE, MULTI, f"{plan.runs} x 1", ensembles), *_chains(bench)]
 
 
-def _forms(crowd: ob.Population, bench: Desk, form: str, group: int) -> Iterator[ob.Population]:
+def _forms(population: ob.Population, bench: Desk, form: str, group: int) -> Iterator[ob.Population]:
     plan = bench.plan
     if form == MULTI:
-        yield multi_mode(crowd, plan, group)
+        yield multi_mode(population, plan, group)
         return
     for run in range(min(plan.singles, plan.runs)):
-        yield one_mode(crowd, group * plan.runs + run)
+        yield one_mode(population, group * plan.runs + run)
 
 
 def _chains(bench: Desk) -> Iterator[Row]:
@@ -232,7 +248,7 @@ def gap_of_runs(bench: Desk, multi: Row) -> float:
 
 
 def run_share(bench: Desk) -> float:
-    """Share of the pairs of networks of a multi-mode crowd that come from one run."""
+    """Share of the pairs of networks of a multi-mode population that come from one run."""
     return ob.same_run_share([max(1, bench.plan.draws // bench.plan.runs)] * bench.plan.runs)
 
 
@@ -253,8 +269,8 @@ def run_table(bench: Desk, found: Sequence[Row]) -> ob.reporting.Table:
         columns,
         tuple(_run_row(bench, one, multi) for one, multi in pairs(found)),
         "± one standard error over independent repetitions",
-        f"Where crowds differ in nothing but their runs, the ratio is {run_share(bench):.3f}. The last column is what "
-        "is left: 0 means that single networks of the method follow the law of independent trainings.",
+        f"Where populations differ in nothing but their runs, the ratio is {run_share(bench):.3f}. The last column is "
+        "what is left: 0 means that single networks of the method follow the law of independent trainings.",
     )
 
 
@@ -276,7 +292,7 @@ def _run_row(bench: Desk, one: Row, multi: Row) -> tuple[ob.reporting.Cell, ...]
 
 
 def distance_table(bench: Desk, found: Sequence[Row]) -> ob.reporting.Table:
-    """How far is each crowd from HMC?"""
+    """How far is each population from HMC?"""
     columns = (
         ob.reporting.Column("method"),
         ob.reporting.Column("form"),
@@ -311,13 +327,13 @@ def _to_hmc(row: Row, measure: str) -> ob.reporting.Number:
 def form_table(bench: Desk) -> ob.reporting.Table:
     """What hangs on the way in which symmetries are removed?"""
     own, plan = problem(bench), bench.plan
-    crowds = {title: multi_mode(runs_of(bench, method), plan, 0) for method, title in METHODS.items()}
-    crowds[ENSEMBLE] = starts(bench)[: plan.runs]
+    populations = {title: multi_mode(runs_of(bench, method), plan, 0) for method, title in METHODS.items()}
+    populations[ENSEMBLE] = starts(bench)[: plan.runs]
     found = {}
-    for place, (title, crowd) in enumerate(crowds.items()):
-        bench.show(place, len(crowds), f"other forms: {title}")
+    for place, (title, population) in enumerate(populations.items()):
+        bench.show(place, len(populations), f"other forms: {title}")
         found[title] = ob.discrepancy(
-            crowd, reference(bench), symmetry=symmetry(bench), forms=FORMS, model=own.model, inputs=own.test[0],
+            population, reference(bench), symmetry=symmetry(bench), forms=FORMS, model=own.model, inputs=own.test[0],
             preset=PRESET, permutations=0, resamples=0, layers=False,
         )  # fmt: skip
     rows: list[tuple[ob.reporting.Cell, ...]] = [
@@ -336,7 +352,7 @@ def form_table(bench: Desk) -> ob.reporting.Table:
         "What hangs on the way in which symmetries are removed?",
         (
             ob.reporting.Column("form", "scale / order of units"),
-            *(ob.reporting.Column(title, digits=2) for title in crowds),
+            *(ob.reporting.Column(title, digits=2) for title in populations),
         ),
         tuple(rows),
         note=f"10 x squared MMD to the reference, first group of the multi-mode rows, once. {FORM} is the NS of the "
@@ -450,7 +466,7 @@ def _correlated(found: Sequence[Row]) -> ob.reporting.Claim:
     verdict, clear = no_clear_correlation(ours)
     printed = no_clear_correlation(theirs)[0]
     return ob.reporting.Claim(
-        "Closeness to the reference (MMD) does not clearly go with how well a crowd performs.",
+        "Closeness to the reference (MMD) does not clearly go with how well a population performs.",
         verdict,
         f"rank correlation over {len(own)} rows: "
         + ", ".join(f"{one.measure} {one.rho:+.2f}" for one in ours)
@@ -568,7 +584,7 @@ def _main(bench: Desk, found: Sequence[Row]) -> ob.reporting.Table:
 
 
 def _scatter(found: Sequence[Row]) -> ob.reporting.Figure:
-    """Distance against what a crowd is worth."""
+    """Distance against what a population is worth."""
     label = {name: f"{own.name} ({own.unit})" if own.unit else own.name for name, own in COLUMNS.items()}
     panels = [
         ob.reporting.Panel(
@@ -589,7 +605,7 @@ def _scatter(found: Sequence[Row]) -> ob.reporting.Figure:
     above = sum(row.mean("ns") > row.mean("mmd") for row in found)
     return ob.reporting.Figure(
         "distance-and-worth",
-        "Is a crowd that is close to independent trainings better?",
+        "Is a population that is close to independent trainings better?",
         f"Each point is a row of the table, with one standard error. Removing symmetries raises the distance in "
         f"{above} of {len(found)} rows.",
         tuple(panels),

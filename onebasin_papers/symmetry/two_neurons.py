@@ -46,16 +46,16 @@ class View:
 
     Attributes:
         name: of the panel.
-        crowd: the networks.
+        population: the networks.
     """
 
     name: str
-    crowd: ob.Population
+    population: ob.Population
 
     @cached_property
     def weights(self) -> tuple[Tensor, Tensor]:
         """Output weights of the two units, (members,) each."""
-        first, second = self.crowd.tensor("output.weight")[:, 0].unbind(1)
+        first, second = self.population.tensor("output.weight")[:, 0].unbind(1)
         return first, second
 
     @cached_property
@@ -66,7 +66,7 @@ class View:
     @cached_property
     def shared(self) -> ob.reporting.Number:
         """|mean|^2 / mean of |w|^2 over all 9 weights, in per cent, with its standard error over groups."""
-        rows = torch.cat([self.crowd.tensor(name).flatten(1) for name in self.crowd.names], 1).chunk(_GROUPS)
+        rows = torch.cat([self.population.tensor(name).flatten(1) for name in self.population.names], 1).chunk(_GROUPS)
         return measured(
             [float(group.mean(0).square().sum() / group.square().sum(1).mean()) for group in rows], scale=100
         )
@@ -124,7 +124,7 @@ def two_clouds(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def mirror_verdict(above_before: int, above_after: int, networks: int, change: float) -> str:
-    """Reproduced if the raw crowd is its own mirror image and the sorted one lies on one side of the mirror.
+    """Reproduced if the raw population is its own mirror image and the sorted one lies on one side of the mirror.
 
     The first is a binomial test at p = 0.001: exchangeable units are in either order with probability one half.
 
@@ -156,7 +156,7 @@ def _losses(trained: ob.Population) -> Tensor:
 
 def _change(model: nn.Module, views: tuple[View, ...], inputs: Tensor) -> float:
     """Largest change of an output over the largest output."""
-    found = [ob.predict(model, view.crowd, inputs, output="values") for view in views]
+    found = [ob.predict(model, view.population, inputs, output="values") for view in views]
     return max(float((values - found[0]).abs().max() / found[0].abs().max()) for values in found)
 
 
@@ -171,9 +171,9 @@ def _figure(views: tuple[View, ...]) -> ob.reporting.Figure:
     return ob.reporting.Figure(
         "two-neurons-weights",
         "Where do the two output weights of trained networks lie?",
-        f"Left: {raw.above:,} networks above the mirror, {len(raw.crowd) - raw.above:,} below: either unit can take "
-        "either role. Middle: every network moved to the lightest one with the same function; the ring's thickness "
-        f"goes from {raw.thickness.value:.1f} % to {scaled.thickness.value:.1f} % of its radius. Right: units sorted, "
+        f"Left: {raw.above:,} networks above the mirror, {len(raw.population) - raw.above:,} below: either unit can "
+        "take either role. Middle: every network moved to the lightest one with the same function; the ring's "
+        f"thickness goes from {raw.thickness.value:.1f} % to {scaled.thickness.value:.1f} % of its radius. Right: units sorted, "
         f"{last.above} networks are left above the mirror. Empty places hold no network.",
         tuple(heat(view.name, *view.weights, places, axes, mirror) for view in views),
     )

@@ -188,7 +188,7 @@ def none_collapsed(pairs: int, of: int) -> str:
 
 
 def stands_for(p_value: float, remainder: float) -> str:
-    """Whether one crowd may stand for another: a test does not tell them apart, or the distance is not positive."""
+    """Whether one population may stand for another: no test tells them apart, or the distance is not positive."""
     return YES if p_value >= LEVEL or remainder <= 0 else NO
 
 

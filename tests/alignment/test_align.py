@@ -1,4 +1,4 @@
-"""Aligning crowds: one frame, one function each, nothing lost."""
+"""Aligning populations: one frame, one function each, nothing lost."""
 
 import itertools
 import shutil
@@ -41,7 +41,7 @@ def symmetry(model: nn.Sequential) -> ob.Symmetry:
     return ob.discover(model, torch.zeros(2, 6, dtype=torch.float64))
 
 
-def crowd(symmetry: ob.Symmetry, members: int, seed: int = 0) -> ob.Population:
+def networks(symmetry: ob.Symmetry, members: int, seed: int = 0) -> ob.Population:
     return ob.Population.from_states([random_state(symmetry, seed + n) for n in range(members)])
 
 
@@ -77,7 +77,7 @@ def same_functions(model: nn.Module, before: ob.Population, after: ob.Population
 def test_functions_are_kept_and_numbers_are_true(
     model: nn.Module, symmetry: ob.Symmetry, reference: str, scale: str
 ) -> None:
-    population = crowd(symmetry, 6)
+    population = networks(symmetry, 6)
     copy = {name: population.tensor(name).clone() for name in population.names}
     target = random_state(symmetry, 99) if reference == "state" else reference
     found = align(population, symmetry, reference=target, scale=scale)
@@ -130,7 +130,7 @@ def test_consensus_is_monotone_and_beats_the_first() -> None:
     """Every sweep gains, chunk or no chunk; the end beats matching everybody to the first member."""
     symmetry = ob.discover(mlp(nn.Tanh), torch.zeros(2, 6))
     for seed in range(2):
-        population = crowd(symmetry, 40, seed=1000 * seed)
+        population = networks(symmetry, 40, seed=1000 * seed)
         found = align(population, symmetry, tolerance=0.0)
         assert all(b >= a - 1e-9 for a, b in itertools.pairwise(found.history))
         assert found.objective > align(population, symmetry, reference="first").objective
@@ -153,7 +153,7 @@ def test_three_networks_against_brute_force() -> None:
     symmetry = ob.discover(nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 2)), torch.zeros(1, 3))
     reached = 0
     for seed in range(20):
-        population = crowd(symmetry, 3, seed=10 * seed)
+        population = networks(symmetry, 3, seed=10 * seed)
         best, found = best_of_three(symmetry, population), align(population, symmetry, tolerance=0.0).objective
         assert found <= best + 1e-9
         reached += found >= best - 1e-9
@@ -162,7 +162,7 @@ def test_three_networks_against_brute_force() -> None:
 
 def test_elements_are_consistent_around_cycles(symmetry: ob.Symmetry) -> None:
     """i -> j -> k is i -> k: all elements lead into one frame."""
-    population = crowd(symmetry, 4)
+    population = networks(symmetry, 4)
     elements = align(population, symmetry).elements
     step = [
         [symmetry.compose(symmetry.invert(elements.member(j)), elements.member(i)) for j in range(4)] for i in range(4)
@@ -173,7 +173,7 @@ def test_elements_are_consistent_around_cycles(symmetry: ob.Symmetry) -> None:
 
 
 def test_companions_go_along(symmetry: ob.Symmetry) -> None:
-    population = crowd(symmetry, 3)
+    population = networks(symmetry, 3)
     found = align(population, symmetry)
     std = ob.Population.from_stacked({name: population.tensor(name).abs() for name in population.names})
     moved = found.carry(std, "std")
@@ -182,7 +182,7 @@ def test_companions_go_along(symmetry: ob.Symmetry) -> None:
 
 
 def test_one_member_is_its_own_consensus(model: nn.Module, symmetry: ob.Symmetry) -> None:
-    population = crowd(symmetry, 1)
+    population = networks(symmetry, 1)
     for reference in ("consensus", "first", "medoid"):
         found = align(population, symmetry, reference=reference, scale="keep")
         assert float(found.residual.max()) == 0 and int(found.transpositions.total) == 0
@@ -198,7 +198,7 @@ def test_an_interrupted_run_goes_on(
     symmetry: ob.Symmetry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference: str
 ) -> None:
     """Killed at any chunk, the second run ends where an uninterrupted one does, bit for bit, and cleans up."""
-    crowd(symmetry, 20).save(tmp_path / "raw")
+    networks(symmetry, 20).save(tmp_path / "raw")
     population = ob.Population.open(tmp_path / "raw")
     whole = align(population, symmetry, reference=reference, path=tmp_path / "whole")
     monkeypatch.setattr(journal_room, "_SECONDS", -1.0)
@@ -230,11 +230,11 @@ def test_an_interrupted_run_goes_on(
 def test_a_damaged_journal_is_named(symmetry: ob.Symmetry, tmp_path: Path) -> None:
     (tmp_path / "out.journal").write_bytes(b"nonsense")
     with pytest.raises(StorageError, match="journal"):
-        align(crowd(symmetry, 2), symmetry, path=tmp_path / "out")
+        align(networks(symmetry, 2), symmetry, path=tmp_path / "out")
 
 
 def test_workers_change_nothing(symmetry: ob.Symmetry) -> None:
-    population = crowd(symmetry, 33)
+    population = networks(symmetry, 33)
     one, two = (align(population, symmetry, workers=workers, sweeps=3) for workers in (1, 2))
     for name in population.names:
         assert torch.equal(one.population.tensor(name), two.population.tensor(name))
@@ -245,7 +245,7 @@ def test_a_population_on_disk_is_read_in_blocks(
 ) -> None:
     """Larger than memory: no more than one block of members is ever joined, and the result is written."""
     monkeypatch.setattr(parting, "block_members", lambda spec: 16)  # here they are small
-    crowd(symmetry, 64).save(tmp_path / "raw")
+    networks(symmetry, 64).save(tmp_path / "raw")
     population = ob.Population.open(tmp_path / "raw")
     expected = align(population, symmetry, sweeps=2)
     stacked, sizes = ob.Population.stacked, []
@@ -329,7 +329,7 @@ def test_a_journal_of_anything_else_is_refused(
 
 
 def test_refusals(symmetry: ob.Symmetry, tmp_path: Path) -> None:
-    population = crowd(symmetry, 3)
+    population = networks(symmetry, 3)
     with pytest.raises(InputError, match=r"no option 'tolerence'.*did you mean 'tolerance'"):
         align(population, symmetry, tolerence=0.1)
     for wrong in ({"workers": 0}, {"sweeps": 0}, {"tolerance": -1.0}, {"tolerance": float("nan")}):
@@ -360,13 +360,13 @@ def test_refusals(symmetry: ob.Symmetry, tmp_path: Path) -> None:
 
 def test_progress_is_told(symmetry: ob.Symmetry) -> None:
     told: list[tuple[int, int, str]] = []
-    align(crowd(symmetry, 20), symmetry, progress=lambda *news: told.append(news))
+    align(networks(symmetry, 20), symmetry, progress=lambda *news: told.append(news))
     assert told[0][1] == 20 and told[-1][0] == 20 and "sweep 1" in told[0][2] and "overlap" in told[-1][2]
 
 
 def test_two_members_agree_with_match(symmetry: ob.Symmetry) -> None:
     """For two members the first sweep is one match of their lightest forms."""
-    population = crowd(symmetry, 2)
+    population = networks(symmetry, 2)
     found = align(population, symmetry, reference="first")
     pair = match(*(symmetry.apply(found.elements.member(0), population.member(0)), population.member(1)), symmetry)
     moved = symmetry.apply(pair.element, population.member(1))
@@ -375,9 +375,9 @@ def test_two_members_agree_with_match(symmetry: ob.Symmetry) -> None:
 
 
 def test_a_chunk_that_loses_is_repeated_one_by_one(symmetry: ob.Symmetry, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With chunks as large as the crowd, stale references may overshoot: the sum must still grow with every sweep."""
+    """With chunks as large as the population, stale references may overshoot: the sum still grows with every sweep."""
     monkeypatch.setattr(consensus_room, "_CHUNKS", 1)
-    found = align(crowd(symmetry, 12), symmetry, tolerance=0.0)
+    found = align(networks(symmetry, 12), symmetry, tolerance=0.0)
     assert all(b >= a - 1e-9 for a, b in itertools.pairwise(found.history))
 
 
@@ -393,7 +393,7 @@ def die_before_the_end(population: ob.Population, symmetry: ob.Symmetry, path: P
 
 def test_a_run_that_dies_behind_its_last_network_is_finished(symmetry: ob.Symmetry, tmp_path: Path) -> None:
     """The same call finishes, and moves nothing again."""
-    population, path = crowd(symmetry, 5), tmp_path / "out"
+    population, path = networks(symmetry, 5), tmp_path / "out"
     die_before_the_end(population, symmetry, path)
     before = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
     told: list[Alignment] = []
@@ -406,7 +406,7 @@ def test_a_run_that_dies_behind_its_last_network_is_finished(symmetry: ob.Symmet
 
 
 def test_other_networks_are_not_taken_for_those_of_an_interrupted_run(symmetry: ob.Symmetry, tmp_path: Path) -> None:
-    population, path = crowd(symmetry, 5), tmp_path / "out"
+    population, path = networks(symmetry, 5), tmp_path / "out"
     die_before_the_end(population, symmetry, path)
     shutil.rmtree(path)
     population.save(path)
@@ -423,7 +423,7 @@ def test_a_lost_shard_of_the_result_is_made_again_by_the_same_call(
     The first call has come to its end, or has left its journal.
     """
     monkeypatch.setattr("onebasin.population.population.block_members", lambda spec: 3)
-    population, path = crowd(symmetry, 8), tmp_path / "out"
+    population, path = networks(symmetry, 8), tmp_path / "out"
     with open_executor(workers) as executor:
         if finished:
             align(population, symmetry, path=path, executor=executor)
@@ -444,5 +444,5 @@ def test_a_lost_shard_of_the_result_is_made_again_by_the_same_call(
             align(population, symmetry, path=path, executor=executor)
         shards[1].unlink()
         with pytest.raises(InputError, match="what this alignment has written"):
-            align(crowd(symmetry, 8, seed=5), symmetry, path=path, executor=executor)
+            align(networks(symmetry, 8, seed=5), symmetry, path=path, executor=executor)
         assert not shards[1].exists()

@@ -305,7 +305,7 @@ def test_a_network_of_zeros() -> None:
     assert all(bool((factor == 1).all()) for factor in result.element.factors.values())
 
 
-def crowd(name: str, count: int, dtype: torch.dtype = torch.float64) -> ob.Population:
+def networks(name: str, count: int, dtype: torch.dtype = torch.float64) -> ob.Population:
     _, state, _ = found(name)
     generator = torch.Generator().manual_seed(7)
     return ob.Population.from_states(
@@ -324,7 +324,7 @@ def crowd(name: str, count: int, dtype: torch.dtype = torch.float64) -> ob.Popul
 @pytest.mark.parametrize("name", ["residual_mlp", "resnet_bn", "grouped"])
 def test_a_population_is_balanced_member_by_member(name: str, tmp_path, monkeypatch) -> None:
     _, _, symmetry = found(name)
-    population = crowd(name, 5)
+    population = networks(name, 5)
     monkeypatch.setattr(sys.modules[balance.__module__], "LARGE", 2 * population.nbytes // 5)  # blocks of two
     seen: list[tuple[int, int]] = []
     result = exact(population, symmetry, progress=lambda done, total: seen.append((done, total)))
@@ -347,7 +347,7 @@ def test_a_population_is_balanced_member_by_member(name: str, tmp_path, monkeypa
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_dtype_is_kept(dtype: torch.dtype) -> None:
     _, _, symmetry = found("residual_mlp")
-    population = crowd("residual_mlp", 2, dtype)
+    population = networks("residual_mlp", 2, dtype)
     result = exact(population, symmetry)
     assert all(result.population.tensor(key).dtype == dtype for key in population.names)
     wide = exact(population.to(dtype=torch.float64), symmetry)
@@ -383,7 +383,7 @@ def test_what_is_refused() -> None:
         exact(state, symmetry, sweeps=0)
     with pytest.raises(InputError, match="path= is for populations"):
         exact(state, symmetry, path="somewhere")
-    stacked = crowd("residual_mlp", 5).stacked()
+    stacked = networks("residual_mlp", 5).stacked()
     stacked["up.1.weight"][3, 0, 0] = math.nan
     with pytest.raises(SpecError, match=r"member 3 holds NaN or infinity in up\.1\.weight"):
         exact(ob.Population.from_stacked(stacked), symmetry)

@@ -91,18 +91,18 @@ def test_the_two_neuron_toy() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 1))
     symmetry = ob.discover(model, torch.zeros(1, 2))
     generator = torch.Generator().manual_seed(0)
-    crowd = ob.Population.from_stacked(
+    population = ob.Population.from_stacked(
         {key: torch.randn(300, *value.shape, generator=generator) for key, value in model.state_dict().items()}
     )
-    scaled = canonicalise(crowd, symmetry, scale="unit-norm", order="keep").population
+    scaled = canonicalise(population, symmetry, scale="unit-norm", order="keep").population
     torch.testing.assert_close(scaled.tensor("0.weight").norm(dim=2), torch.ones(300, 2))
     below = scaled.tensor("0.weight")[:, 0, 0] < scaled.tensor("0.weight")[:, 1, 0]
     assert 100 < int(below.sum()) < 200  # before sorting both sides occur
-    form = canonicalise(crowd, symmetry, scale="unit-norm", order="first").population
+    form = canonicalise(population, symmetry, scale="unit-norm", order="first").population
     assert bool((form.tensor("0.weight")[:, 0, 0] >= form.tensor("0.weight")[:, 1, 0]).all())
     x = torch.randn(7, 2, generator=generator)
     for member in (0, 17, 299):
-        here, there = (torch.func.functional_call(model, p.member(member), (x,)) for p in (crowd, form))
+        here, there = (torch.func.functional_call(model, p.member(member), (x,)) for p in (population, form))
         torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-4)
 
 
@@ -176,13 +176,13 @@ def test_a_population_is_treated_member_by_member(name: str, tmp_path) -> None:
         }
         for _ in range(4)
     ]
-    crowd = ob.Population.from_states(members)
-    form = canonicalise(crowd, symmetry)
+    population = ob.Population.from_states(members)
+    form = canonicalise(population, symmetry)
     assert form.element.members == 4
     for member, alone in enumerate(members):
         same(form.population.member(member), canonicalise(alone, symmetry).state)
-    on_disk = canonicalise(crowd, symmetry, path=tmp_path / "form").population
-    assert all(torch.equal(on_disk.tensor(key), form.population.tensor(key)) for key in crowd.names)
+    on_disk = canonicalise(population, symmetry, path=tmp_path / "form").population
+    assert all(torch.equal(on_disk.tensor(key), form.population.tensor(key)) for key in population.names)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -277,8 +277,8 @@ def perceptron() -> ob.Symmetry:
 
 
 def test_a_form_that_blows_up_says_so() -> None:
-    crowd, symmetry = decayed(30, 0), perceptron()
-    paper = canonicalise(crowd, symmetry, scale="unit-norm")
+    population, symmetry = decayed(30, 0), perceptron()
+    paper = canonicalise(population, symmetry, scale="unit-norm")
     assert paper.population is not None
     stacked = {name: value.double() for name, value in paper.population.stacked().items()}
     flat = torch.cat([value.flatten(1) for value in stacked.values()], 1)
@@ -289,10 +289,10 @@ def test_a_form_that_blows_up_says_so() -> None:
     assert float(paper.largest.max()) > 1e11
     [note] = paper.notes
     assert note.startswith(f"ill-conditioned: in {bad} of 30 networks") and 'scale="balanced"' in note
-    light = canonicalise(crowd, symmetry)
+    light = canonicalise(population, symmetry)
     assert light.notes == () and float(light.largest.max()) < 10 and float(light.effective.min()) > 10
     for member in range(3):
-        assert canonicalise(crowd.member(member), symmetry, scale="unit-norm").largest == paper.largest[member]
+        assert canonicalise(population.member(member), symmetry, scale="unit-norm").largest == paper.largest[member]
 
 
 @pytest.mark.parametrize("scale", ["unit-norm", "balanced"])

@@ -281,11 +281,11 @@ def test_any_precision_and_nothing_is_changed(dtype: torch.dtype) -> None:
 def test_reads_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     population = ob.Population.from_stacked(networks(mlp(), 50, 0))
     whole = exchangeability(population, mlp())
-    population.save(tmp_path / "crowd")
+    population.save(tmp_path / "population")
     blocks = ob.Population.blocks
     monkeypatch.setattr(ob.Population, "blocks", lambda self: blocks(self, 7))
     monkeypatch.delattr(ob.Population, "stacked")
-    streamed = exchangeability(ob.Population.open(tmp_path / "crowd"), mlp())
+    streamed = exchangeability(ob.Population.open(tmp_path / "population"), mlp())
     assert streamed.rows == whole.rows
     assert all(torch.equal(streamed.counts[name], count) for name, count in whole.counts.items())
 

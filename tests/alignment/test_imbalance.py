@@ -10,7 +10,7 @@ from onebasin.alignment.mass import imbalance
 from onebasin.functional.call import global_seed
 
 
-def crowd() -> tuple[nn.Module, ob.Population, ob.Symmetry]:
+def networks() -> tuple[nn.Module, ob.Population, ob.Symmetry]:
     with global_seed(0):
         models = [
             nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2)) for _ in range(3)
@@ -22,7 +22,7 @@ def crowd() -> tuple[nn.Module, ob.Population, ob.Symmetry]:
 
 
 def test_it_is_in_less_out_by_hand() -> None:
-    _, population, symmetry = crowd()
+    _, population, symmetry = networks()
     for biases in (True, False):
         w = [population.tensor(f"{layer}.weight") for layer in (0, 2, 4)]
         b = [population.tensor(f"{layer}.bias").square() * biases for layer in (0, 2)]
@@ -31,7 +31,7 @@ def test_it_is_in_less_out_by_hand() -> None:
 
 
 def test_it_vanishes_at_the_least_mass_and_only_there() -> None:
-    _, population, symmetry = crowd()
+    _, population, symmetry = networks()
     balanced = ob.balance(population, symmetry, tolerance=1e-13).population
     assert balanced is not None
     assert float(imbalance(balanced, symmetry).abs().max()) < 1e-10
@@ -39,7 +39,7 @@ def test_it_vanishes_at_the_least_mass_and_only_there() -> None:
 
 
 def test_gradient_flow_keeps_it_and_decay_shrinks_it() -> None:
-    model, _, symmetry = crowd()
+    model, _, symmetry = networks()
     generator = torch.Generator().manual_seed(0)
     inputs, targets = (torch.randn(20, size, generator=generator, dtype=torch.float64) for size in (3, 2))
     start = imbalance(ob.Population.from_models([model]), symmetry)

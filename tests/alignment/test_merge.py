@@ -25,7 +25,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def crowd(model: nn.Module, members: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Population:
+def networks(model: nn.Module, members: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Population:
     """Networks of one architecture; every integer buffer counts up from 3."""
     return Population.from_stacked(
         {
@@ -44,7 +44,7 @@ def with_norm() -> nn.Module:
 @settings(max_examples=30, deadline=None)
 @given(members=st.integers(1, 7), seed=st.integers(0, 999), weighted=st.booleans())
 def test_the_mean_of_the_members(members: int, seed: int, weighted: bool) -> None:
-    population = crowd(with_norm(), members, seed)
+    population = networks(with_norm(), members, seed)
     weights = normal(members, seed=seed).abs() + 0.1 if weighted else torch.ones(members).double()
     found = merge(population, variance=None, weights=weights if weighted else None)
     for name, value in population.stacked().items():
@@ -56,9 +56,9 @@ def test_the_mean_of_the_members(members: int, seed: int, weighted: bool) -> Non
 
 
 def test_blocks_are_streamed_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    population = crowd(with_norm(), 7, dtype=torch.float32)
-    population.save(tmp_path / "crowd")
-    stored, plain = Population.open(tmp_path / "crowd"), merge(population, variance=None, weights=range(7))
+    population = networks(with_norm(), 7, dtype=torch.float32)
+    population.save(tmp_path / "population")
+    stored, plain = Population.open(tmp_path / "population"), merge(population, variance=None, weights=range(7))
     blocks = Population.blocks
     sizes = []
 
@@ -85,7 +85,7 @@ def test_dtypes_come_back_and_sums_are_wide(dtype: torch.dtype) -> None:
 
 
 def test_one_member_is_itself() -> None:
-    population = crowd(with_norm(), 1, dtype=torch.float32)
+    population = networks(with_norm(), 1, dtype=torch.float32)
     found = merge(population, model=with_norm(), inputs=normal(20, 3))
     assert all(torch.equal(found[name], value) for name, value in population.member(0).items())
 
@@ -94,7 +94,7 @@ def test_members_are_aligned_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Permuted copies of one network merge into that network once the permutations are undone."""
     model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2))
     symmetry = ob.discover(model, torch.zeros(2, 3))
-    state = crowd(model, 1).member(0)
+    state = networks(model, 1).member(0)
     elements = symmetry.random(0, members=4)
     copies = symmetry.apply(elements, Population.from_states([state] * 4))
     before = {name: value.clone() for name, value in copies.stacked().items()}
@@ -114,7 +114,7 @@ def test_members_are_aligned_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_statistics_of_the_mean_are_measured() -> None:
-    model, x, population = with_norm(), normal(50, 3), crowd(with_norm(), 3)
+    model, x, population = with_norm(), normal(50, 3), networks(with_norm(), 3)
     plain = merge(population, variance=None)
     for variance in ("auto", "recalibrate"):
         found = merge(population, model=model, inputs=x, variance=variance)
@@ -123,8 +123,8 @@ def test_statistics_of_the_mean_are_measured() -> None:
     entering = x @ plain["0.weight"].T + plain["0.bias"]
     torch.testing.assert_close(found["1.running_var"], entering.var(0))
     without = nn.Sequential(nn.Linear(3, 2))  # nothing to recalibrate, and nobody insisted
-    unchanged = merge(crowd(without, 2), model=without, inputs=x)
-    assert torch.equal(unchanged["0.weight"], merge(crowd(without, 2))["0.weight"])
+    unchanged = merge(networks(without, 2), model=without, inputs=x)
+    assert torch.equal(unchanged["0.weight"], merge(networks(without, 2))["0.weight"])
 
 
 class Pair(nn.Module):
@@ -142,14 +142,14 @@ class Pair(nn.Module):
 def test_a_model_may_return_what_it_likes() -> None:
     """Nobody looks at the outputs; and without batch norms the model need not be run at all."""
     gru, x = nn.GRU(3, 4, batch_first=True), normal(6, 5, 3)
-    population = crowd(gru, 2)
+    population = networks(gru, 2)
     symmetry = ob.discover(gru, torch.zeros(2, 5, 3))
     for group in (None, symmetry):
         found, plain = merge(population, group, model=gru, inputs=x), merge(population, group)
         assert all(torch.equal(found[name], value) for name, value in plain.items())
     assert merge(population, model=gru, inputs=normal(6, 5, 99)).keys() == plain.keys()  # could not be run on these
     pair, y = Pair(), normal(50, 3)
-    members = crowd(pair, 3)
+    members = networks(pair, 3)
     expected = recalibrate(
         pair.whole, {n.removeprefix("whole."): t for n, t in merge(members, variance=None).items()}, y
     )
@@ -159,7 +159,7 @@ def test_a_model_may_return_what_it_likes() -> None:
 
 
 def test_live_parameters_and_inference_mode_give_plain_tensors() -> None:
-    model, x, population = with_norm().double(), normal(50, 3), crowd(with_norm(), 3)
+    model, x, population = with_norm().double(), normal(50, 3), networks(with_norm(), 3)
     live = Population.from_states(
         [{n: nn.Parameter(t) if t.is_floating_point() else t for n, t in member.items()} for member in population]
     )
@@ -174,7 +174,7 @@ def test_live_parameters_and_inference_mode_give_plain_tensors() -> None:
 
 
 def test_repair_gives_units_the_mean_spread_of_the_members() -> None:
-    model, x, population = with_norm(), normal(50, 3), crowd(with_norm(), 3)
+    model, x, population = with_norm(), normal(50, 3), networks(with_norm(), 3)
     weights = [0.5, 0.25, 0.25]
     found = merge(population, model=model, inputs=x, variance="repair", weights=weights)
     parts = [unit_statistics(model, member, x)["3.weight"] for member in population]

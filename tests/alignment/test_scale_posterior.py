@@ -140,10 +140,10 @@ def test_the_law_is_that_of_the_prior_on_orbits() -> None:
     _, symmetry = chain((3, 1, 2))
     generator = torch.Generator().manual_seed(11)
     shapes, count = symmetry.shapes, 400
-    crowd = ob.Population.from_stacked(
+    population = ob.Population.from_stacked(
         {name: torch.randn(count, *shape, generator=generator).double() for name, shape in shapes.items()}
     )
-    light = balance(crowd, symmetry)
+    light = balance(population, symmetry)
     grid = torch.linspace(-7, 7, 1401, dtype=torch.float64)
     chances = []
     for member in range(count):

@@ -1,4 +1,4 @@
-"""The verbs that move networks: planted crowds are recovered, functions stay, interrupts lose nothing, errors help."""
+"""The verbs that move networks: planted populations are recovered, functions stay, nothing is lost, errors help."""
 
 import hashlib
 import io
@@ -77,7 +77,7 @@ class Shop:
         for number, state in enumerate(self.planted):
             torch.save(state, folder / "planted" / f"net{number}.pt")
         save_file(self.origin, folder / "origin.safetensors")
-        Population.from_models([mlp(seed) for seed in range(1, 13)]).save(folder / "crowd")
+        Population.from_models([mlp(seed) for seed in range(1, 13)]).save(folder / "population")
         x = torch.randn(40, 5, generator=torch.Generator().manual_seed(3))
         np.savez(folder / "data.npz", x=x.numpy(), y=(x[:, 0] > 0).numpy().astype("uint8"))
 
@@ -175,9 +175,9 @@ def test_align_by_activations(run: Run, shop: Shop) -> None:
 
 def test_companions_move_along(run: Run, shop: Shop) -> None:
     # |g.w| = |g| |w|, so standard deviations |w| must end as the absolute values of the aligned weights.
-    crowd = Population.open(shop / "crowd")[:5]
-    crowd.save(shop / "means")
-    crowd.map(lambda block, start: {name: value.abs() for name, value in block.items()}, path=shop / "spreads")
+    population = Population.open(shop / "population")[:5]
+    population.save(shop / "means")
+    population.map(lambda block, start: {name: value.abs() for name, value in block.items()}, path=shop / "spreads")
     code, _, err = run(
         "align", shop / "means", "-o", shop / "aligned", *shop.known, "--companion", f"std={shop / 'spreads'}"
     )
@@ -191,7 +191,9 @@ def test_the_record_is_there_before_the_companions(run: Run, shop: Shop, monkeyp
         raise StorageError("the disk is full")
 
     monkeypatch.setattr(Alignment, "carry", full)
-    code, _, err = run("align", shop / "crowd", "-o", shop / "out", *shop.known, "--companion", f"std={shop / 'crowd'}")
+    code, _, err = run(
+        "align", shop / "population", "-o", shop / "out", *shop.known, "--companion", f"std={shop / 'population'}"
+    )
     assert code == 5 and "the disk is full" in err
     assert json.loads((shop / "out" / "alignment.json").read_text())["members"] == 12
 
@@ -222,25 +224,25 @@ def test_an_interrupted_alignment_goes_on(run: Run, shop: Shop, monkeypatch: pyt
         return finished(self, at)
 
     monkeypatch.setattr(Consensus, "_chunk", counted)
-    assert run("align", shop / "crowd", "-o", shop / "whole", *shop.known)[0] == 0
+    assert run("align", shop / "population", "-o", shop / "whole", *shop.known)[0] == 0
     whole, sweeps[:] = max(sweeps), []
     assert whole > 1, "there is something left after the second sweep"
 
     monkeypatch.setattr(journal, "_SECONDS", -1.0)  # an entry after each chunk
     monkeypatch.setattr(Consensus, "_finished", stopped)
-    code, out, err = run("align", shop / "crowd", "-o", shop / "parts", *shop.known)
+    code, out, err = run("align", shop / "population", "-o", shop / "parts", *shop.known)
     assert (code, out) == (130, "")
     assert f"{shop / 'parts'}.journal keeps what was reached; give the same command again to go on" in err
     assert not (shop / "parts").exists()
 
     # Another run must not take the journal for its own.
-    code, _, err = run("align", shop / "crowd", "-o", shop / "parts", *shop.known, "--scale", "keep")
+    code, _, err = run("align", shop / "population", "-o", shop / "parts", *shop.known, "--scale", "keep")
     assert code == InputError.exit_code
     assert "other settings" in err
 
     monkeypatch.setattr(Consensus, "_finished", finished)
     sweeps.clear()
-    code, _, err = run("align", shop / "crowd", "-o", shop / "parts", *shop.known)
+    code, _, err = run("align", shop / "population", "-o", shop / "parts", *shop.known)
     assert code == 0
     assert "going on" in err
     assert min(sweeps) >= 1, "the first sweep was not repeated"
@@ -256,7 +258,7 @@ def test_an_interrupt_before_the_first_entry_says_so(run: Run, shop: Shop, monke
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Consensus, "_chunk", stopped)
-    code, _, err = run("align", shop / "crowd", "-o", shop / "aligned", *shop.known)
+    code, _, err = run("align", shop / "population", "-o", shop / "aligned", *shop.known)
     assert code == 130
     assert "nothing was written" in err
     assert not (shop / "aligned").exists()
@@ -264,11 +266,11 @@ def test_an_interrupt_before_the_first_entry_says_so(run: Run, shop: Shop, monke
 
 def test_an_interrupt_after_the_last_entry_says_so(run: Run, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(*_: Any, path: Path, **__: Any) -> None:
-        Population.open(shop / "crowd").save(path)
+        Population.open(shop / "population").save(path)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(align_verb, "move", stopped)
-    code, _, err = run("align", shop / "crowd", "-o", shop / "out", *shop.known)
+    code, _, err = run("align", shop / "population", "-o", shop / "out", *shop.known)
     assert code == 130
     assert f"the aligned networks are in {shop / 'out'}" in err
 
@@ -294,8 +296,8 @@ def test_compare_finds_what_was_planted(run: Run, shop: Shop) -> None:
 
 
 def test_the_page_of_a_comparison(run: Run, shop: Shop) -> None:
-    crowd = shop / "crowd"
-    arguments = ("compare", f"{crowd}#3", f"{crowd}#11", *shop.model())
+    population = shop / "population"
+    arguments = ("compare", f"{population}#3", f"{population}#11", *shop.model())
     told = json.loads(run(*arguments, "--json")[1])
     code, out, err = run(*arguments)
     assert (code, err) == (0, "")
@@ -389,10 +391,12 @@ def test_merging_disguises_of_one_network_gives_that_network(run: Run, shop: Sho
 
 def test_merge_as_they_are_and_by_shares(run: Run, shop: Shop) -> None:
     target = shop / "merged.safetensors"
-    code, out, _ = run("merge", shop / "crowd", "-o", target, "--reference", "none")
+    code, out, _ = run("merge", shop / "population", "-o", target, "--reference", "none")
     assert code == 0
     assert "without alignment" in out
-    mean = {name: value.double().mean(0).float() for name, value in Population.open(shop / "crowd").stacked().items()}
+    mean = {
+        name: value.double().mean(0).float() for name, value in Population.open(shop / "population").stacked().items()
+    }
     assert close(load_file(target), mean)
     files = [shop / "planted" / f"net{number}.pt" for number in (0, 1)]
     arguments = ("merge", *files, "-o", target, "--reference", "none")
@@ -477,9 +481,9 @@ MISTAKES = [
     (ALIGN + " {model} --by activations", 10, "give --data"),
     (ALIGN + " {model} --data {folder}/data.npz", 10, "examples for --by activations"),
     (ALIGN + " {known} --companion {planted}", 10, "expected KIND=PATH"),
-    (ALIGN + " {known} --companion std={folder}/crowd", 4, "12 members for 4 networks"),
+    (ALIGN + " {known} --companion std={folder}/population", 4, "12 members for 4 networks"),
     (ALIGN + " {known} --companion std={planted} --companion std={planted}", 10, "std twice"),
-    (ALIGN + " {known} --companion mask={planted} --companion std={folder}/crowd", 4, "12 members for 4 networks"),
+    (ALIGN + " {known} --companion mask={planted} --companion std={folder}/population", 4, "12 members for 4 networks"),
     ("align {folder}/pair -o {folder}/out {known} --companion std={folder}/wide", 4, "the companion"),
     ("align {planted} -o {folder}/taken {known} --companion std={planted}", 10, "taken-std, which exists"),
     (COMPARE, 10, "Of which architecture"),

@@ -236,8 +236,8 @@ def test_a_gap_in_a_run_is_explained(tmp_path, drawn):
 
 
 def test_posteriors_and_journals(run, tmp_path):
-    crowd = Population.from_stacked({"w": torch.randn(8, 5, generator=torch.Generator().manual_seed(0))})
-    path = fit(crowd, "diagonal").save(tmp_path / "q.safetensors")
+    population = Population.from_stacked({"w": torch.randn(8, 5, generator=torch.Generator().manual_seed(0))})
+    path = fit(population, "diagonal").save(tmp_path / "q.safetensors")
     assert looked(run, path)[0] == 0
     flip(path, -2)
     assert "does not match its checksum" in damaged(looked(run, path)[1])[path.name]

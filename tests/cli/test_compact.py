@@ -46,7 +46,7 @@ def run(run: Run) -> Run:
     return partial(run, "compact")
 
 
-def crowd(model: nn.Module, members: int = 12) -> Population:
+def population(model: nn.Module, members: int = 12) -> Population:
     """One network in different disguises, with a little noise."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.zeros(2, next(model.parameters()).shape[1])
@@ -67,12 +67,12 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 3))
         line = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-        crowd(digits_mlp(), 4).save(tmp_path / "digits")
+        population(digits_mlp(), 4).save(tmp_path / "digits")
     symmetry = discover(net, torch.zeros(2, 3))
     (tmp_path / "symmetry.json").write_text(symmetry.to_json())
-    crowd(net).save(tmp_path / "draws")
-    crowd(line).save(tmp_path / "lines")
-    align(crowd(net, 30), symmetry).population.save(tmp_path / "aligned")
+    population(net).save(tmp_path / "draws")
+    population(line).save(tmp_path / "lines")
+    align(population(net, 30), symmetry).population.save(tmp_path / "aligned")
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(1)).numpy()
     np.savez(tmp_path / "train.npz", x=x[:40])
     np.savez(tmp_path / "test.npz", x=x[40:])

@@ -1,4 +1,4 @@
-"""Two crowds on the command line."""
+"""Two populations on the command line."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.cli.compare_crowds import compare_crowds, several
+from onebasin.cli.compare_populations import compare_populations, several
 from onebasin.cli.data import Examples
 from onebasin.cli.networks import Known
 from onebasin.errors import InputError, StorageError
@@ -28,13 +28,13 @@ def known() -> Known:
     return Known(ob.discover(model(0), example), model(0), example)
 
 
-def crowd(first: int, members: int, classes: int = 3) -> Population:
+def population(first: int, members: int, classes: int = 3) -> Population:
     return Population.from_models([model(first + number, classes) for number in range(members)])
 
 
 def test_distances_mmd_and_predictives(known: Known) -> None:
-    a, b, inputs = crowd(0, 5), crowd(50, 6), numbers(40, 2)
-    found = compare_crowds(known, a, b, Examples(inputs, None), permutations=19, resamples=10)
+    a, b, inputs = population(0, 5), population(50, 6), numbers(40, 2)
+    found = compare_populations(known, a, b, Examples(inputs, None), permutations=19, resamples=10)
     p, q = (
         torch.stack([model(first + number)(inputs).softmax(-1) for number in range(members)]).mean(0).detach()
         for first, members in ((0, 5), (50, 6))
@@ -52,30 +52,35 @@ def test_what_has_no_classes_has_no_agreement() -> None:
     example = torch.zeros(1, 2).double()
     known = Known(ob.discover(model(0, 1), example), model(0, 1), example)
     data = Examples(numbers(7, 2), None)
-    found = compare_crowds(known, crowd(0, 3, 1), crowd(50, 3, 1), data, permutations=19, resamples=10)
+    found = compare_populations(known, population(0, 3, 1), population(50, 3, 1), data, permutations=19, resamples=10)
     assert found.agreement is None and found.report.function is not None
     assert found.report.function.squared != 0 and "agreement" not in str(found)
 
 
 def test_without_data_or_without_a_model(known: Known) -> None:
-    found = compare_crowds(known, crowd(0, 3), crowd(50, 3), permutations=19, resamples=10, forms="balanced/norm")
+    found = compare_populations(
+        known, population(0, 3), population(50, 3), permutations=19, resamples=10, forms="balanced/norm"
+    )
     assert found.report.function is None and set(found.report.forms) == {"balanced/norm"}
     with pytest.raises(InputError, match="--model"):
-        compare_crowds(Known(known.symmetry, None, None), crowd(0, 3), crowd(50, 3), Examples(numbers(2, 2), None))
+        compare_populations(
+            Known(known.symmetry, None, None), population(0, 3), population(50, 3), Examples(numbers(2, 2), None)
+        )
 
 
 def test_which_paths_hold_several(known: Known, tmp_path: Path) -> None:
-    crowd(0, 3).save(tmp_path / "three")
-    crowd(0, 1).save(tmp_path / "one")
+    population(0, 3).save(tmp_path / "three")
+    population(0, 1).save(tmp_path / "one")
     assert len(several(str(tmp_path / "three"), known) or ()) == 3
     assert several(str(tmp_path / "one"), known) is None
     assert several(str(tmp_path / "three#1"), known) is None
 
 
 def test_values_of_a_regression_are_no_classes(known: Known) -> None:
-    given = (crowd(0, 3), crowd(50, 3), Examples(numbers(7, 2), None))
+    given = (population(0, 3), population(50, 3), Examples(numbers(7, 2), None))
     classes, values = (
-        compare_crowds(known, *given, permutations=19, resamples=0, **output) for output in ({}, {"output": "values"})
+        compare_populations(known, *given, permutations=19, resamples=0, **output)
+        for output in ({}, {"output": "values"})
     )
     assert classes.agreement is not None and values.agreement is None and values.total_variation is None
     assert classes.report.function is not None and values.report.function is not None
@@ -83,7 +88,7 @@ def test_values_of_a_regression_are_no_classes(known: Known) -> None:
 
 
 def test_paths_that_do_not_exist(known: Known, tmp_path: Path) -> None:
-    crowd(0, 3).save(tmp_path / "three")
+    population(0, 3).save(tmp_path / "three")
     for text in ("two", "two#1", "three#x"):
         with pytest.raises(StorageError, match=text):
             several(str(tmp_path / text), known)

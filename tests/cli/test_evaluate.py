@@ -58,9 +58,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model.py").write_text(MODELS)
     generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
-    crowd(model, generator).save(tmp_path / "networks")
-    crowd(nn.Linear(3, 1), generator).save(tmp_path / "lines")
-    crowd(nn.Linear(3, 2), generator).save(tmp_path / "noisy")
+    population(model, generator).save(tmp_path / "networks")
+    population(nn.Linear(3, 1), generator).save(tmp_path / "lines")
+    population(nn.Linear(3, 2), generator).save(tmp_path / "noisy")
     posterior(model).save(tmp_path / "posterior.safetensors")
     x = torch.randn(30, 3, generator=generator).numpy()
     y = torch.randint(3, (30,), generator=generator).numpy()
@@ -72,7 +72,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def crowd(model: nn.Module, generator: torch.Generator, members: int = 4) -> Population:
+def population(model: nn.Module, generator: torch.Generator, members: int = 4) -> Population:
     drawn = {
         name: torch.randn(members, *value.shape, generator=generator) for name, value in model.state_dict().items()
     }
@@ -121,7 +121,7 @@ def test_the_record_holds_what_the_library_finds(run: Run, folder: Path) -> None
     assert {key: record[key] for key in found.record()} == plain(**found.record())
     assert record["format"] == "onebasin evaluation 1"
     assert record["given"] == {
-        "model": "model.py:net", "crowd": "networks", "data": "test.npz", "outside": "foreign.npz",
+        "model": "model.py:net", "population": "networks", "data": "test.npz", "outside": "foreign.npz",
         "reference": "posterior.safetensors", "statistics": None,
     }  # fmt: skip
     assert out.rstrip() == f"{found}\n\nout/record.json"

@@ -1,4 +1,4 @@
-"""How far crowds are apart: streamed as if dense, blind to symmetries where asked, honest about runs."""
+"""How far populations are apart: streamed as if dense, blind to symmetries where asked, honest about runs."""
 
 import json
 import math
@@ -29,7 +29,7 @@ from tests.judging import assert_mean, numbers, seeded
 QUICK: dict[str, Any] = {"permutations": 19, "resamples": 20}
 
 
-def crowd(members: int, seed: int = 0, dtype: torch.dtype = torch.float64, **facts: Any) -> Population:
+def population(members: int, seed: int = 0, dtype: torch.dtype = torch.float64, **facts: Any) -> Population:
     """Random weights of a layer with batch norm."""
     tensors = {
         "0.weight": numbers(members, 4, 3, seed=seed).to(dtype) + 3,
@@ -59,13 +59,13 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_streamed_from_shards_as_if_dense(dtype: torch.dtype, tmp_path: Path) -> None:
-    """From several shards, in another order than theirs, against one crowd in memory of another precision."""
-    whole = crowd(13, dtype=dtype)
-    with Population.writer(tmp_path / "crowd", whole.spec, shard_members=4) as writer:
+    """From several shards, in another order than theirs, against one population in memory of another precision."""
+    whole = population(13, dtype=dtype)
+    with Population.writer(tmp_path / "population", whole.spec, shard_members=4) as writer:
         for state in whole:
             writer.append(state)
     order = torch.randperm(13, generator=seeded(0))
-    a, b = Population.open(tmp_path / "crowd")[order], crowd(10, seed=9, dtype=torch.float32)
+    a, b = Population.open(tmp_path / "population")[order], population(10, seed=9, dtype=torch.float32)
     found = pair_distances(a, b, ("l1", "l2"))
     rows = torch.cat([dense(a), dense(b)])
     tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype != torch.float64 else {"rtol": 1e-11, "atol": 1e-11}
@@ -73,7 +73,7 @@ def test_streamed_from_shards_as_if_dense(dtype: torch.dtype, tmp_path: Path) ->
     torch.testing.assert_close(found.l2, direct(rows, 2), **tolerance)
     torch.testing.assert_close(found.xy, direct(rows, 2)[:13, 13:], **tolerance)
     assert (found.xx.shape, found.yy.shape) == ((13, 13), (10, 10))
-    spread = [2 * dense(crowd).var(0).sum() for crowd in (a, b)]  # E|x - x'|^2 = 2 tr cov
+    spread = [2 * dense(population).var(0).sum() for population in (a, b)]  # E|x - x'|^2 = 2 tr cov
     torch.testing.assert_close(torch.tensor(found.means[:2]).double(), torch.stack(spread), rtol=1e-5, atol=0)
     assert bool((found.l2.diagonal() == 0).all()) and torch.equal(found.l2, found.l2.T)
     parts = dict(tensor_distances(a, b))
@@ -105,14 +105,14 @@ def test_near_copies_far_from_zero_keep_their_digits() -> None:
 
 
 def test_statistics_of_batch_norm_and_counters_are_no_weights() -> None:
-    a, b = crowd(5), crowd(6, seed=9)
+    a, b = population(5), population(6, seed=9)
     other = {**b.stacked(), "1.running_mean": 1e3 * numbers(6, 4), "1.num_batches_tracked": torch.arange(6) + 7}
     assert torch.equal(pair_distances(a, b).l2, pair_distances(a, Population.from_stacked(other)).l2)
 
 
 @pytest.mark.parametrize("preset", ["median", "pooled", "paper", "paper-floors"])
 def test_the_numbers_are_those_of_mmd(preset: str) -> None:
-    a, b = crowd(9), crowd(7, seed=9)
+    a, b = population(9), population(7, seed=9)
     found = discrepancy(a, b, preset=preset, **QUICK)
     expected = [mmd(dense(a), dense(b), kernel="gaussian", bandwidth=preset).reshape(-1)]
     if preset != "median":
@@ -207,7 +207,9 @@ def test_a_moved_copy_is_far_raw_and_near_without_symmetries() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_large_crowds_take_a_form_on_disk(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_populations_take_a_form_on_disk(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     symmetry = ob.discover(model(0), torch.zeros(1, 3).double())
     a, b = (Population.from_models([model(first + n) for n in range(4)]).to(dtype=dtype) for first in (0, 20))
     forms = ["balanced/norm", "aligned"]
@@ -434,11 +436,11 @@ def test_pieces_of_inputs_do_not_change_a_function(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_form_keeps_small_differences_and_drops_rounding() -> None:
-    """Batch norms of weight 1 are equal in the form; crowds that are 1e-6 apart stay so where nothing was moved."""
+    """Batch norms of weight 1 are equal in the form; populations 1e-6 apart stay so where nothing was moved."""
     symmetry = ob.discover(normed(0), torch.zeros(1, 1, 5, 5).double())
     a, b = (Population.from_models([normed(first + n) for n in range(5)]) for first in (0, 20))
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
-        given = (crowd.to(dtype=dtype) for crowd in (a, b))
+        given = (population.to(dtype=dtype) for population in (a, b))
         found = discrepancy(*given, symmetry=symmetry, forms="unit-norm/max", **QUICK)
         layers = found.forms["unit-norm/max"].layers
         assert found.raw.layers["norm.weight"].squared != 0 == layers["norm.weight"].squared
@@ -458,12 +460,12 @@ def test_a_form_keeps_small_differences_and_drops_rounding() -> None:
 
 
 def test_refusals() -> None:
-    a, b = crowd(4), crowd(5, seed=9)
+    a, b = population(4), population(5, seed=9)
     broken = {**b.stacked(), "0.bias": b.tensor("0.bias").clone()}
     broken["0.bias"][3, 1] = math.nan
     huge = {"w": torch.full((3, 2), 1e200, dtype=torch.float64)}
     huge["w"][1] = -1e200
-    complex_crowd = Population.from_stacked({"w": torch.ones(3, 2, dtype=torch.complex64)})
+    complex_population = Population.from_stacked({"w": torch.ones(3, 2, dtype=torch.complex64)})
     counters = Population.from_stacked({"n": torch.arange(3)})
     nets = Population.from_models([model(n) for n in range(3)])
     found = ob.discover(model(0), torch.zeros(1, 3).double())
@@ -490,7 +492,7 @@ def test_refusals() -> None:
         (InputError, "symmetry", lambda: discrepancy(a, b, forms="unit-norm/max")),
         (InputError, "scratch", lambda: discrepancy(nets, nets, symmetry=found, scratch="absent", **QUICK)),
         (SpecError, "missing 0.bias", lambda: discrepancy(a, Population.from_stacked(spec))),
-        (SpecError, "complex", lambda: pair_distances(complex_crowd, complex_crowd)),
+        (SpecError, "complex", lambda: pair_distances(complex_population, complex_population)),
         (SpecError, "weights", lambda: pair_distances(counters, counters)),
         (SpecError, "real weights", lambda: pair_distances(counters, Population.from_stacked({"n": torch.ones(3)}))),
     ]:

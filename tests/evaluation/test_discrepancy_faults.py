@@ -1,4 +1,4 @@
-"""Where a review found the comparison of crowds, their diversity and their predictions wrong."""
+"""Where a review found the comparison of populations, their diversity and their predictions wrong."""
 
 import math
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def mlp(seed: int) -> nn.Module:
         return nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2))
 
 
-def crowd(members: int, first: int = 0) -> Population:
+def population(members: int, first: int = 0) -> Population:
     return Population.from_models([mlp(first + number) for number in range(members)])
 
 
@@ -94,7 +94,7 @@ def test_pairs_of_confident_networks(certainty: float) -> None:
     logits[:, :, 0] += certainty
     found = diversity(Table(), of(logits), torch.arange(200))
     # Two networks are one pair. 1e-2 is fifty times what the docstring claims for ten classes.
-    assert found.inside.pairs.mean == pytest.approx(found.inside.crowd, rel=1e-2)
+    assert found.inside.pairs.mean == pytest.approx(found.inside.population, rel=1e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -147,7 +147,7 @@ def test_tiny_weights_are_weights() -> None:
     assert tiny.squared == pytest.approx(large.squared, abs=1e-4) and tiny.p_value == large.p_value
 
 
-def test_distances_within_two_far_narrow_crowds() -> None:
+def test_distances_within_two_far_narrow_populations() -> None:
     generator = seeded()
     rows = [
         0.05 * torch.randn(3000, generator=generator) + 1e-6 * torch.randn(10, 3000, generator=generator)
@@ -175,7 +175,7 @@ def test_two_single_runs_are_not_judged_by_each_other() -> None:
     rows = torch.randn(6, 5, generator=seeded())
     found = discrepancy(of(rows[:3], [0, 0, 0]), of(rows[3:], [0, 0, 0]), **QUICK)
     assert math.isnan(found.raw.total.explained)
-    assert not any("is judged by the other crowd" in note for note in found.notes)
+    assert not any("is judged by the other population" in note for note in found.notes)
 
 
 def test_one_run_against_one_run_is_no_test() -> None:
@@ -188,7 +188,7 @@ def test_one_run_against_one_run_is_no_test() -> None:
 def test_a_scratch_folder_that_is_absent(tmp_path: Path) -> None:
     symmetry = ob.discover(mlp(0), torch.zeros(2, 2))
     with pytest.raises(OnebasinError):
-        discrepancy(crowd(2), crowd(2, 9), symmetry=symmetry, scratch=tmp_path / "absent", **QUICK)
+        discrepancy(population(2), population(2, 9), symmetry=symmetry, scratch=tmp_path / "absent", **QUICK)
 
 
 class Odd(nn.Module):
@@ -257,8 +257,8 @@ def test_a_number_is_no_probabilities() -> None:
 @pytest.fixture
 def files(tmp_path: Path, restored_imports: None) -> Path:
     (tmp_path / "reviewed_net.py").write_text(MODEL)
-    crowd(3).save(tmp_path / "a")
-    crowd(3, 9).save(tmp_path / "b")
+    population(3).save(tmp_path / "a")
+    population(3, 9).save(tmp_path / "b")
     np.savez(tmp_path / "x.npz", inputs=np.zeros((4, 2), dtype=np.float32), targets=np.zeros(4, dtype=np.int64))
     return tmp_path
 
@@ -275,13 +275,13 @@ def test_a_path_that_is_absent_is_named(files: Path, run: Run) -> None:
 @pytest.mark.parametrize(
     "options", [("--test", "absent.npz"), ("--restarts", 5), ("--scale", "keep"), ("--points", 4), ("--limit", 3)]
 )
-def test_options_of_pairs_are_not_swallowed_by_crowds(files: Path, run: Run, options: tuple[Any, ...]) -> None:
+def test_options_of_pairs_are_not_swallowed_by_populations(files: Path, run: Run, options: tuple[Any, ...]) -> None:
     data = () if options[0] == "--limit" else ("--data", files / "x.npz")
     code, out, error = compared(run, files, "a", "b", *data, *options)
     assert code or options[0] in out + error
 
 
 @pytest.mark.parametrize("options", [("--form", "bogus"), ("--preset", "paper")])
-def test_options_of_crowds_are_not_swallowed_by_pairs(files: Path, run: Run, options: tuple[str, str]) -> None:
+def test_options_of_populations_are_not_swallowed_by_pairs(files: Path, run: Run, options: tuple[str, str]) -> None:
     code, out, error = compared(run, files, "a#0", "b#0", *options)
     assert code or options[0] in out + error

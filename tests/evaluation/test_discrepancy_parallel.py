@@ -1,4 +1,4 @@
-"""Distances of crowds are the same wherever they are measured, tile by tile, in memory that is stated."""
+"""Distances of populations are the same wherever they are measured, tile by tile, in memory that is stated."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -50,9 +50,9 @@ def net(seed: int) -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def crowds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Population, Population]:
+def populations(tmp_path_factory: pytest.TempPathFactory) -> tuple[Population, Population]:
     """One on disk, in several shards and another order, and one in memory."""
-    path = tmp_path_factory.mktemp("compare") / "crowd"
+    path = tmp_path_factory.mktemp("compare") / "population"
     whole = Population.from_models([net(n) for n in range(13)])
     with Population.writer(path, whole.spec, shard_members=3) as writer:
         for state in whole:
@@ -68,10 +68,10 @@ def dense(population: Population) -> Tensor:
 
 
 @pytest.mark.usefixtures("travelling")
-def test_tiles_do_not_depend_on_who_measures(crowds: tuple[Population, Population], two: Executor) -> None:
-    here, there = (pair_distances(*crowds, ("l1", "l2"), executor) for executor in (SerialExecutor(), two))
+def test_tiles_do_not_depend_on_who_measures(populations: tuple[Population, Population], two: Executor) -> None:
+    here, there = (pair_distances(*populations, ("l1", "l2"), executor) for executor in (SerialExecutor(), two))
     assert torch.equal(here.l2, there.l2) and torch.equal(here.l1, there.l1)
-    rows = torch.cat([dense(crowd) for crowd in crowds])
+    rows = torch.cat([dense(population) for population in populations])
     torch.testing.assert_close(here.l2, torch.cdist(rows, rows).square(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(here.l1, torch.cdist(rows, rows, p=1), rtol=1e-5, atol=1e-5)
     assert torch.equal(here.l2, here.l2.T) and not bool(here.l2.diagonal().any())
@@ -79,30 +79,32 @@ def test_tiles_do_not_depend_on_who_measures(crowds: tuple[Population, Populatio
 
 @pytest.mark.usefixtures("travelling")
 def test_the_whole_comparison_does_not_depend_on_it_either(
-    crowds: tuple[Population, Population], two: Executor
+    populations: tuple[Population, Population], two: Executor
 ) -> None:
     given: dict[str, Any] = {"symmetry": ob.discover(net(0), torch.zeros(1, 3)), "model": net(0)}
     given |= {"inputs": numbers(5, 3).float(), "forms": ["unit-norm/max", "aligned"], **QUICK}
     alone, serial, both = (
-        discrepancy(*crowds, **given, **where) for where in ({}, {"executor": SerialExecutor()}, {"executor": two})
+        discrepancy(*populations, **given, **where) for where in ({}, {"executor": SerialExecutor()}, {"executor": two})
     )
     assert alone.as_dict() == serial.as_dict() == both.as_dict()
 
 
 def test_workers_are_started_where_they_are_asked_for(
-    crowds: tuple[Population, Population], monkeypatch: pytest.MonkeyPatch
+    populations: tuple[Population, Population], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TILES, "WORTH", 0)
-    found = [discrepancy(*crowds, layers=False, **QUICK, **where) for where in ({}, {"workers": 2, "memory": "8GB"})]
+    found = [
+        discrepancy(*populations, layers=False, **QUICK, **where) for where in ({}, {"workers": 2, "memory": "8GB"})
+    ]
     assert found[0].as_dict() == found[1].as_dict()
 
 
-def test_small_tensors_stay_here(crowds: tuple[Population, Population]) -> None:
+def test_small_tensors_stay_here(populations: tuple[Population, Population]) -> None:
     class Nobody(SerialExecutor):
         def map(self, *given: Any, **named: Any) -> Any:
             raise AssertionError("not worth a journey")
 
-    pair_distances(*crowds, ("l1", "l2"), Nobody())
+    pair_distances(*populations, ("l1", "l2"), Nobody())
 
 
 @pytest.mark.parametrize("counts", [(1, 1), (5, 3), (8, 4), (9, 9)])
@@ -119,7 +121,7 @@ def test_tiles_cover_every_pair_once(counts: tuple[int, int], monkeypatch: pytes
 
 
 def test_members_of_a_tile_are_read_a_few_columns_at_a_time(
-    crowds: tuple[Population, Population], monkeypatch: pytest.MonkeyPatch
+    populations: tuple[Population, Population], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TILES, "MEMBERS", 4)
     monkeypatch.setattr(DISTANCES, "BLOCK_BYTES", 4 * 8 * 3)
@@ -131,13 +133,13 @@ def test_members_of_a_tile_are_read_a_few_columns_at_a_time(
         read(population, name, start, stop, out)
 
     monkeypatch.setattr(TILES, "read_columns", spy)
-    pair_distances(*crowds)
+    pair_distances(*populations)
     assert max(sizes) <= 4 * 8 * 3 and len(sizes) > 50
 
 
 @pytest.mark.usefixtures("travelling")
-def test_broken_members_are_named_from_afar(crowds: tuple[Population, Population], two: Executor) -> None:
-    a, b = crowds
+def test_broken_members_are_named_from_afar(populations: tuple[Population, Population], two: Executor) -> None:
+    a, b = populations
     broken = {name: value.clone() for name, value in b.stacked().items()}
     broken["2.weight"][6, 1, 1] = torch.inf
     with pytest.raises(SpecError, match=r"2.weight of member 6 of the second"):

@@ -1,4 +1,4 @@
-"""The diversity report of a crowd: numbers against brute force, collapse where it was planted."""
+"""The diversity report of a population: numbers against brute force, collapse where it was planted."""
 
 import json
 import math
@@ -29,28 +29,28 @@ GENERATOR = torch.Generator().manual_seed(1)
 INSIDE, OUTSIDE = torch.randn(40, 4, generator=GENERATOR), 3 * torch.randn(60, 4, generator=GENERATOR)
 
 
-def crowd_of(members: int, chain: list[int] | None = None, seed: int = 0) -> Population:
+def population_of(members: int, chain: list[int] | None = None, seed: int = 0) -> Population:
     generator = torch.Generator().manual_seed(seed)
     stacked = {k: torch.randn((members, *v.shape), generator=generator) for k, v in MODEL.state_dict().items()}
     return Population.from_stacked(stacked, chain=chain)
 
 
-def exact_pairs(crowd: Population, inputs: Tensor) -> Tensor:
-    values = predict(MODEL, crowd, inputs)
-    return mutual_information_of_pairs(values, torch.triu_indices(len(crowd), len(crowd), 1).T)
+def exact_pairs(population: Population, inputs: Tensor) -> Tensor:
+    values = predict(MODEL, population, inputs)
+    return mutual_information_of_pairs(values, torch.triu_indices(len(population), len(population), 1).T)
 
 
 def test_numbers_are_those_of_brute_force() -> None:
-    crowd = crowd_of(9, chain=[0, 0, 0, 1, 1, 1, 2, 2, -1])
-    found = diversity(MODEL, crowd, INSIDE, OUTSIDE, closest=4)
-    inside, outside = exact_pairs(crowd, INSIDE), exact_pairs(crowd, OUTSIDE)
+    population = population_of(9, chain=[0, 0, 0, 1, 1, 1, 2, 2, -1])
+    found = diversity(MODEL, population, INSIDE, OUTSIDE, closest=4)
+    inside, outside = exact_pairs(population, INSIDE), exact_pairs(population, OUTSIDE)
     assert found.outside is not None
     for side, exact, inputs in ((found.inside, inside, INSIDE), (found.outside, outside, OUTSIDE)):
         assert side.pairs.count == 36 and side.examples == len(inputs)
         assert side.pairs.mean == pytest.approx(float(exact.mean()), rel=1e-4)
         assert side.pairs.sd == pytest.approx(float(exact.std()), rel=1e-3)
-        whole = mutual_information(predict(MODEL, crowd, inputs)).mean()
-        assert side.crowd == pytest.approx(float(whole), rel=1e-9)
+        whole = mutual_information(predict(MODEL, population, inputs)).mean()
+        assert side.population == pytest.approx(float(whole), rel=1e-9)
         assert side.within is not None and side.between is not None
         assert side.within.count == 3 + 3 + 1 and side.between.count == 28 - 7  # the last member is of no known chain
     within = [inside[place] for place in (0, 1, 8, 21, 22, 26, 33)]  # places of (0,1) (0,2) (1,2) (3,4) ... in rows
@@ -69,15 +69,15 @@ def test_numbers_are_those_of_brute_force() -> None:
 
 def test_planted_collapse_is_found() -> None:
     # Members 0, 3, 5 are one function (hidden units in another order), 1 and 4 nearly so.
-    crowd = crowd_of(6, chain=[0, 1, 0, 0, 1, 1])
-    tensors = {name: value.clone() for name, value in crowd.stacked().items()}
+    population = population_of(6, chain=[0, 1, 0, 0, 1, 1])
+    tensors = {name: value.clone() for name, value in population.stacked().items()}
     order = torch.tensor([3, 1, 0, 2, 7, 6, 5, 4])
     for name, values in tensors.items():
         values[3] = values[0][order] if name.startswith("0") else values[0]
         values[5] = values[0]
         values[4] = values[1] * (1 + 1e-3)
     tensors["2.weight"][3] = tensors["2.weight"][0][:, order]
-    found = diversity(MODEL, Population.from_stacked(tensors, chain=crowd.chain), INSIDE)
+    found = diversity(MODEL, Population.from_stacked(tensors, chain=population.chain), INSIDE)
     assert (found.collapse.pairs, found.collapse.within, found.collapse.functions) == (4, 2, 3)
     first = {(pair.first, pair.second, pair.same_chain) for pair in found.closest[:4]}
     assert first == {(0, 3, True), (0, 5, False), (3, 5, False), (1, 4, True)}
@@ -85,9 +85,9 @@ def test_planted_collapse_is_found() -> None:
     assert found.outside is None and found.pearson is None and found.outside_matrix is None
 
 
-def test_a_crowd_of_one_function() -> None:
-    found = diversity(MODEL, crowd_of(1)[[0, 0, 0, 0]], INSIDE, OUTSIDE)
-    assert found.inside.pairs.mean < 1e-9 and found.inside.crowd < 1e-12
+def test_a_population_of_one_function() -> None:
+    found = diversity(MODEL, population_of(1)[[0, 0, 0, 0]], INSIDE, OUTSIDE)
+    assert found.inside.pairs.mean < 1e-9 and found.inside.population < 1e-12
     assert found.collapse.functions == 1 and found.collapse.pairs == 6 and found.collapse.within is None
     assert found.inside.within is None and found.inside.between is None
     json.loads(found.to_json())
@@ -97,7 +97,7 @@ def test_a_crowd_of_one_function() -> None:
 def test_a_posterior_is_drawn_from_and_its_components_are_chains() -> None:
     names = tuple(name for name, _ in MODEL.named_parameters())
     layout = FlatLayout(names, spec_of(state_of(MODEL)), {})
-    centres = crowd_of(2, seed=5)
+    centres = population_of(2, seed=5)
     flat = [layout.flat(centres.member(index)).float() for index in range(2)]
     for width, smallest in ((0.0, 0.0), (0.1, 1e-4)):
         gaussians = [Gaussian(centre, Diagonal(torch.full_like(centre, width))) for centre in flat]
@@ -113,27 +113,30 @@ def test_a_posterior_is_drawn_from_and_its_components_are_chains() -> None:
             assert found.inside.between.mean == pytest.approx(float(two[0]), rel=1e-3)
 
 
-def test_a_large_crowd_is_thinned_by_the_seed() -> None:
-    crowd = crowd_of(12, chain=[*range(12)])
-    found, again, other = (diversity(MODEL, crowd, INSIDE, members=5, seed=seed) for seed in (1, 1, 2))
+def test_a_large_population_is_thinned_by_the_seed() -> None:
+    population = population_of(12, chain=[*range(12)])
+    found, again, other = (diversity(MODEL, population, INSIDE, members=5, seed=seed) for seed in (1, 1, 2))
     assert found.of == 12 and len(found.networks) == 5 and found.inside.pairs.count == 10
     assert torch.equal(found.networks, again.networks) and torch.equal(found.matrix, again.matrix)
     assert not torch.equal(found.networks, other.networks)
     torch.testing.assert_close(
-        found.matrix, diversity(MODEL, crowd, INSIDE).matrix[found.networks][:, found.networks], rtol=1e-4, atol=1e-8
+        found.matrix,
+        diversity(MODEL, population, INSIDE).matrix[found.networks][:, found.networks],
+        rtol=1e-4,
+        atol=1e-8,
     )
     assert {pair.first for pair in found.closest} <= set(found.networks.tolist())
     assert "5 networks chosen from 12" in str(found)
 
 
 def test_pieces_of_inputs_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    crowd = crowd_of(4).to(dtype=torch.float64)
-    whole = diversity(MODEL, crowd, INSIDE)
+    population = population_of(4).to(dtype=torch.float64)
+    whole = diversity(MODEL, population, INSIDE)
     monkeypatch.setattr(measure, "HELD", 4 * 7 * 3 * 8)  # seven examples
     monkeypatch.setattr(measure, "_CELLS", 4 * 3 * 2)
-    pieces = diversity(MODEL, crowd, (INSIDE,))
+    pieces = diversity(MODEL, population, (INSIDE,))
     torch.testing.assert_close(pieces.matrix, whole.matrix, rtol=1e-5, atol=1e-9)
-    assert pieces.inside.crowd == pytest.approx(whole.inside.crowd, rel=1e-9)
+    assert pieces.inside.population == pytest.approx(whole.inside.population, rel=1e-9)
     named = diversity(nn.Linear(4, 3), Population.from_models([nn.Linear(4, 3) for _ in range(3)]), {"input": INSIDE})
     assert named.inside.examples == 40
 
@@ -141,15 +144,17 @@ def test_pieces_of_inputs_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None
 def test_places_of_a_segmentation_count_like_examples() -> None:
     model = nn.Conv1d(2, 3, 1)
     generator = torch.Generator().manual_seed(2)
-    crowd = Population.from_stacked({"weight": torch.randn(4, 3, 2, 1, generator=generator), "bias": torch.zeros(4, 3)})
+    population = Population.from_stacked(
+        {"weight": torch.randn(4, 3, 2, 1, generator=generator), "bias": torch.zeros(4, 3)}
+    )
     inputs = torch.randn(5, 2, 7, generator=generator)
     rows = inputs.movedim(1, 2).flatten(0, 1)[:, :, None]
-    expected = diversity(model, crowd, rows)
-    torch.testing.assert_close(diversity(model, crowd, inputs).matrix, expected.matrix, rtol=1e-4, atol=1e-8)
+    expected = diversity(model, population, rows)
+    torch.testing.assert_close(diversity(model, population, inputs).matrix, expected.matrix, rtol=1e-4, atol=1e-8)
 
 
 def test_the_record_is_plain_and_the_text_readable() -> None:
-    found = diversity(MODEL, crowd_of(5, chain=[0, 0, 1, 1, 1]), INSIDE, OUTSIDE, closest=2)
+    found = diversity(MODEL, population_of(5, chain=[0, 0, 1, 1, 1]), INSIDE, OUTSIDE, closest=2)
     record = json.loads(found.to_json())
     assert record == json.loads(json.dumps(found.record()))
     assert record["inside"]["pairs"]["quantiles"]["0.5"] == found.inside.pairs.quantiles[0.5]
@@ -182,22 +187,26 @@ def test_distribution_and_correlations_are_those_of_others(values: list[float], 
 
 def test_what_is_refused() -> None:
     with pytest.raises(InputError, match="at least 2 networks to compare, found 1"):
-        diversity(MODEL, crowd_of(1), INSIDE)
+        diversity(MODEL, population_of(1), INSIDE)
     with pytest.raises(InputError, match="members >= 2, threshold >= 0"):
-        diversity(MODEL, crowd_of(3), INSIDE, members=1)
+        diversity(MODEL, population_of(3), INSIDE, members=1)
     with pytest.raises(InputError, match="did you mean 'draws'"):
-        diversity(MODEL, crowd_of(3), INSIDE, drawss=3)  # type: ignore[call-arg]
+        diversity(MODEL, population_of(3), INSIDE, drawss=3)  # type: ignore[call-arg]
     with pytest.raises(InputError, match='output="values"'):
         diversity(nn.Linear(4, 1), Population.from_models([nn.Linear(4, 1), nn.Linear(4, 1)]), INSIDE)
     with pytest.raises(InputError, match="a Population or a Posterior"):
         diversity(MODEL, MODEL.state_dict(), INSIDE)  # type: ignore[arg-type]
-    assert math.isfinite(diversity(MODEL, crowd_of(2), INSIDE, closest=0).inside.crowd)
-    assert "closest" not in str(diversity(MODEL, crowd_of(2), INSIDE, closest=0))
+    assert math.isfinite(diversity(MODEL, population_of(2), INSIDE, closest=0).inside.population)
+    assert "closest" not in str(diversity(MODEL, population_of(2), INSIDE, closest=0))
 
 
 def test_half_precision_of_many_classes() -> None:
     """Probabilities in bfloat16 do not sum to 1; those of the networks do."""
     generator = torch.Generator().manual_seed(3)
-    crowd = Population.from_stacked({"weight": torch.randn(3, 60, 4, generator=generator), "bias": torch.zeros(3, 60)})
-    found, expected = (diversity(nn.Linear(4, 60), crowd.to(dtype=dtype), INSIDE) for dtype in (torch.bfloat16, None))
+    population = Population.from_stacked(
+        {"weight": torch.randn(3, 60, 4, generator=generator), "bias": torch.zeros(3, 60)}
+    )
+    found, expected = (
+        diversity(nn.Linear(4, 60), population.to(dtype=dtype), INSIDE) for dtype in (torch.bfloat16, None)
+    )
     torch.testing.assert_close(found.matrix, expected.matrix, rtol=0.02, atol=0)

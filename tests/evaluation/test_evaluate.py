@@ -1,4 +1,4 @@
-"""The report on a crowd: every number computed in another way, streamed or not, for populations and posteriors."""
+"""The report on a population: every number computed in another way, streamed or not, for populations and posteriors."""
 
 import json
 import math
@@ -32,7 +32,7 @@ def network(inputs: int = 3, classes: int = 4) -> nn.Module:
     return nn.Sequential(nn.Linear(inputs, 5), nn.Tanh(), nn.Linear(5, classes))
 
 
-def crowd(model: nn.Module, members: int = 6, seed: int = 0) -> Population:
+def population(model: nn.Module, members: int = 6, seed: int = 0) -> Population:
     generator = torch.Generator().manual_seed(seed)
     return Population.from_stacked({
         name: value + 0.7 * torch.randn(members, *value.shape, generator=generator)
@@ -53,17 +53,17 @@ def examples(count: int = 200, inputs: int = 3, classes: int = 4, seed: int = 1)
 
 
 MODEL = network()
-CROWD = crowd(MODEL)
+POPULATION = population(MODEL)
 DATA = examples()
 OUTSIDE = 4 * examples(150, seed=2)[0]
 
 
 @pytest.fixture(scope="module")
 def whole() -> Evaluation:
-    return evaluate(MODEL, CROWD, DATA, outside=OUTSIDE, reference=CROWD[:2])
+    return evaluate(MODEL, POPULATION, DATA, outside=OUTSIDE, reference=POPULATION[:2])
 
 
-def softmaxes(inputs: Tensor, population: Population = CROWD) -> np.ndarray:
+def softmaxes(inputs: Tensor, population: Population = POPULATION) -> np.ndarray:
     z = predictions(MODEL, population, inputs).double().numpy()
     e = np.exp(z - z.max(2, keepdims=True))
     found: np.ndarray = e / e.sum(2, keepdims=True)
@@ -98,7 +98,7 @@ def test_numbers_on_the_examples(whole: Evaluation) -> None:
 
 
 def test_numbers_on_foreign_inputs(whole: Evaluation) -> None:
-    z = {name: predictions(MODEL, CROWD, x).double().numpy() for name, x in (("in", DATA[0]), ("out", OUTSIDE))}
+    z = {name: predictions(MODEL, POPULATION, x).double().numpy() for name, x in (("in", DATA[0]), ("out", OUTSIDE))}
     p = {"in": softmaxes(DATA[0]), "out": softmaxes(OUTSIDE)}
     entropy = {name: -(own.mean(0) * np.log(own.mean(0))).sum(1) for name, own in p.items()}
     scores = {
@@ -121,14 +121,14 @@ def test_numbers_on_foreign_inputs(whole: Evaluation) -> None:
     assert whole.outside["mutual_information"].value == pytest.approx(scores["mutual_information"]["out"].mean())
 
 
-def test_comparison_with_a_crowd_and_with_its_predictive(whole: Evaluation) -> None:
-    p, q = softmaxes(DATA[0]).mean(0), softmaxes(DATA[0], CROWD[:2]).mean(0)
+def test_comparison_with_a_population_and_with_its_predictive(whole: Evaluation) -> None:
+    p, q = softmaxes(DATA[0]).mean(0), softmaxes(DATA[0], POPULATION[:2]).mean(0)
     assert whole.reference["agreement"].value == pytest.approx((p.argmax(1) == q.argmax(1)).mean())
     assert whole.reference["total_variation"].value == pytest.approx(np.abs(p - q).sum(1).mean() / 2)
-    given = evaluate(MODEL, CROWD, DATA, reference=torch.from_numpy(q), **QUICK)
+    given = evaluate(MODEL, POPULATION, DATA, reference=torch.from_numpy(q), **QUICK)
     for name, estimate in given.reference.items():
         assert estimate.value == pytest.approx(whole.reference[name].value)
-    itself = evaluate(MODEL, CROWD, DATA, reference=CROWD, **QUICK)
+    itself = evaluate(MODEL, POPULATION, DATA, reference=POPULATION, **QUICK)
     assert itself.reference == {"agreement": Estimate(1, 1, 1), "total_variation": Estimate(0, 0, 0)}
 
 
@@ -149,8 +149,8 @@ def test_the_temperature_never_sees_what_it_is_judged_on(whole: Evaluation) -> N
 
 
 def test_members_are_averaged_in_a_stream_of_any_width() -> None:
-    one = evaluate(MODEL, CROWD, DATA, outside=OUTSIDE, chunk=1, batch=7, **QUICK)
-    all_ = evaluate(MODEL, CROWD, DATA, outside=OUTSIDE, chunk=6, **QUICK)
+    one = evaluate(MODEL, POPULATION, DATA, outside=OUTSIDE, chunk=1, batch=7, **QUICK)
+    all_ = evaluate(MODEL, POPULATION, DATA, outside=OUTSIDE, chunk=6, **QUICK)
     for name, estimate in one.inside.items():
         assert estimate == pytest.approx(all_.inside[name], abs=1e-5), name
     for score, numbers in one.detection.items():
@@ -160,17 +160,17 @@ def test_members_are_averaged_in_a_stream_of_any_width() -> None:
 
 def test_equal_members_do_not_disagree_at_all() -> None:
     same = Population.from_stacked(
-        {name: value[:1].expand(9, *value.shape[1:]) for name, value in CROWD.stacked().items()}
+        {name: value[:1].expand(9, *value.shape[1:]) for name, value in POPULATION.stacked().items()}
     )
     found = evaluate(MODEL, same, DATA, chunk=1, **QUICK)
     assert found.inside["mutual_information"] == Estimate(0, 0, 0)
-    single = evaluate(MODEL, CROWD[:1], DATA, chunk=1, **QUICK)
+    single = evaluate(MODEL, POPULATION[:1], DATA, chunk=1, **QUICK)
     for name in ("accuracy", "brier", "ece"):
         assert found.inside[name] == single.inside[name]
 
 
 def test_overconfident_networks_cost_much_and_not_infinitely_much() -> None:
-    huge = Population.from_stacked({name: 1e4 * value for name, value in CROWD[:2].stacked().items()})
+    huge = Population.from_stacked({name: 1e4 * value for name, value in POPULATION[:2].stacked().items()})
     found = evaluate(MODEL, huge, DATA, **QUICK)
     assert 100 < found.inside["nll"].value < math.inf
     json.loads(found.to_json())
@@ -178,7 +178,7 @@ def test_overconfident_networks_cost_much_and_not_infinitely_much() -> None:
 
 def test_one_logit_is_two_classes() -> None:
     binary = network(classes=1)
-    networks, (x, y) = crowd(binary), examples(classes=2)
+    networks, (x, y) = population(binary), examples(classes=2)
     two = nn.Sequential(binary, nn.Linear(1, 2))  # z -> (0, z)
     stacked = {f"0.{name}": value for name, value in networks.stacked().items()}
     stacked["1.weight"] = torch.tensor([[0.0], [1.0]]).expand(6, 2, 1)
@@ -202,7 +202,7 @@ def test_posteriors_are_drawn_from_and_seeds_decide() -> None:
     assert one.members == 20
     assert one.record() != evaluate(MODEL, given, DATA, draws=20, seed=4, **QUICK).record()
     assert evaluate(MODEL, given, DATA, **QUICK).members == 100
-    # A reference posterior gets other random numbers: two crowds of the same posterior are close, but not equal.
+    # A reference posterior gets other random numbers: two populations of the same posterior are close, but not equal.
     itself = evaluate(MODEL, given, DATA, reference=given, draws=400, **QUICK).reference["total_variation"].value
     assert 0 < itself < 0.05
     sharp = evaluate(MODEL, posterior(MODEL, 1e-6), DATA, draws=3, **QUICK)
@@ -223,7 +223,7 @@ def test_models_and_the_global_generator_stay_as_they_were() -> None:
 
 def regression() -> tuple[nn.Module, Population, Tensor, Tensor]:
     model = network(classes=1)
-    networks = crowd(model)
+    networks = population(model)
     x, _ = examples()
     means = predictions(model, networks, x).double()[:, :, 0]
     noise = torch.randn(200, generator=torch.Generator().manual_seed(5))
@@ -288,14 +288,14 @@ def test_the_table_shows_every_number(whole: Evaluation) -> None:
     for estimate in (estimate for group in groups for estimate in group.values()):
         assert f"{estimate.value:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]" in text
     assert f"T = {whole.temperature:.4g}" in text
-    assert "foreign" not in str(evaluate(MODEL, CROWD, DATA, **QUICK))
+    assert "foreign" not in str(evaluate(MODEL, POPULATION, DATA, **QUICK))
     assert all(line == line.rstrip() for line in text.splitlines())
 
 
 def test_two_examples_are_enough_and_one_has_no_half() -> None:
     x, y = DATA
-    assert evaluate(MODEL, CROWD, (x[:2], y[:2]), **QUICK).temperature is not None
-    single = evaluate(MODEL, CROWD, (x[:1], y[:1]), **QUICK)
+    assert evaluate(MODEL, POPULATION, (x[:2], y[:2]), **QUICK).temperature is not None
+    single = evaluate(MODEL, POPULATION, (x[:1], y[:1]), **QUICK)
     assert (single.temperature, dict(single.tempered)) == (None, {})
 
 
@@ -312,13 +312,13 @@ def test_two_examples_are_enough_and_one_has_no_half() -> None:
         ({"data": (DATA[0], DATA[1].float()), "outside": OUTSIDE, "noise": 1.0}, "gaussian likelihood"),
         ({"reference": torch.eye(4)}, "same examples"),
         ({"reference": MODEL}, "Population or a Posterior"),
-        ({"crowd": MODEL}, "Population or a Posterior"),
+        ({"population": MODEL}, "Population or a Posterior"),
         ({"bins": 0}, "at least 1 bin"),
         ({"resamples": 1}, "at least 2 draws"),
     ],
 )
 def test_mistakes_get_a_sentence(changes: dict[str, Any], text: str) -> None:
-    arguments = {"crowd": CROWD, "data": DATA, **changes}
+    arguments = {"population": POPULATION, "data": DATA, **changes}
     with pytest.raises(InputError, match=text):
         evaluate(MODEL, **arguments)
 
@@ -326,6 +326,6 @@ def test_mistakes_get_a_sentence(changes: dict[str, Any], text: str) -> None:
 def test_one_column_of_outputs_is_no_classifier() -> None:
     model = network(classes=1)
     with pytest.raises(InputError, match="at least 2 classes"):
-        evaluate(model, crowd(model), DATA)
+        evaluate(model, population(model), DATA)
     with pytest.raises(InputError, match="0 or 1"):
-        evaluate(model, crowd(model), DATA, likelihood="bernoulli")
+        evaluate(model, population(model), DATA, likelihood="bernoulli")

@@ -378,8 +378,8 @@ def test_code_that_a_file_names_is_not_imported(tmp_path: Path, marker: Path, mo
     named = {"model": "evil.py:factory", "module": "evil", "factory": f"{tmp_path / 'evil.py'}:factory"}
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     state = {name: value.detach() for name, value in model.state_dict().items()}
-    Population.from_states([state, state], provenance=named).save(tmp_path / "crowd")
-    opened = Population.open(tmp_path / "crowd")
+    Population.from_states([state, state], provenance=named).save(tmp_path / "population")
+    opened = Population.open(tmp_path / "population")
     assert opened.provenance["model"] == "evil.py:factory"
     found = discover(model, torch.zeros(1, 2))
     told = {**json.loads(found.to_json()), **named}
@@ -387,8 +387,8 @@ def test_code_that_a_file_names_is_not_imported(tmp_path: Path, marker: Path, mo
     record = Record("evil", "evil", ("evil.py:factory",), (), "onebasin discover evil.py:factory")
     write_record(record, tmp_path / "r.json")
     write_report(read_record(tmp_path / "r.json"), tmp_path / "page")
-    (tmp_path / "crowd" / "alignment.json").write_text(json.dumps(named))
-    Population.open(tmp_path / "crowd").check()
+    (tmp_path / "population" / "alignment.json").write_text(json.dumps(named))
+    Population.open(tmp_path / "population").check()
     assert "evil" not in sys.modules
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from onebasin.errors import InputError, SpecError
-from onebasin.functional import population_pass as crowd
+from onebasin.functional import population_pass as population
 from onebasin.functional.call import outputs
 from onebasin.functional.losses import losses, score
 from onebasin.functional.norms import Moments
@@ -100,7 +100,7 @@ def test_members_are_vectorised_where_torch_can(monkeypatch: pytest.MonkeyPatch)
     def refuse(*given: Any) -> Any:
         raise AssertionError("fell back to one by one")
 
-    monkeypatch.setattr(crowd._OneByOne, "__call__", refuse)
+    monkeypatch.setattr(population._OneByOne, "__call__", refuse)
     for case in CASES:
         if case.name in ("mlp_relu", "resnet_bn", "grouped", "tied_autoencoder_tanh", "weight_norm_tanh"):
             model = case.build()

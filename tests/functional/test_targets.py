@@ -36,14 +36,14 @@ def two_outputs() -> nn.Module:
 
 @pytest.mark.parametrize("targets", LIKE_LABELS.values(), ids=LIKE_LABELS.keys())
 def test_float_labels_are_asked_about_wherever_a_kind_is_chosen(targets: Tensor) -> None:
-    model, crowd = two_outputs(), ob.Population.from_states([state_of(two_outputs())])
+    model, population = two_outputs(), ob.Population.from_states([state_of(two_outputs())])
     both = r"targets\.long\(\).*likelihood=\"bernoulli\".*likelihood=\"gaussian\""
     with pytest.raises(InputError, match=both):
         ob.sample(model, (X, targets), "ensemble", epochs=1)
     with pytest.raises(InputError, match=both):
         ob.approximate(model, (X, targets), "laplace", epochs=1)
     with pytest.raises(InputError, match=both):
-        ob.evaluate(model, crowd, (X, targets), resamples=10)
+        ob.evaluate(model, population, (X, targets), resamples=10)
     with pytest.raises(InputError, match=r"targets\.long\(\).*mse"):
         loss_of_targets(targets)
 
@@ -78,9 +78,9 @@ def test_the_remedies_of_the_question_work() -> None:
 def test_whole_numbers_for_one_output_are_asked_about(targets: Tensor) -> None:
     with pytest.raises(InputError, match=r"at least 2 classes.*\"bernoulli\".*\"gaussian\""):
         ob.sample(nn.Linear(3, 1), (X, targets), "ensemble", epochs=1)
-    crowd = ob.Population.from_states([state_of(nn.Linear(3, 1))])
+    population = ob.Population.from_states([state_of(nn.Linear(3, 1))])
     with pytest.raises(InputError, match=r"\"bernoulli\".*\"gaussian\""):
-        ob.evaluate(nn.Linear(3, 1), crowd, (X, targets), resamples=10)
+        ob.evaluate(nn.Linear(3, 1), population, (X, targets), resamples=10)
 
 
 def test_whole_numbers_are_values_where_that_is_said() -> None:

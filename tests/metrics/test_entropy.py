@@ -16,7 +16,7 @@ from onebasin.metrics.entropy import entropy, expected_entropy, information, mut
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 10), st.integers(2, 6), st.integers(0, 2**31 - 1))
 
 
-def crowd(members: int, count: int, classes: int, seed: int, scale: float = 3.0) -> Tensor:
+def population(members: int, count: int, classes: int, seed: int, scale: float = 3.0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (scale * torch.randn(members, count, classes, generator=generator, dtype=torch.float64)).softmax(2)
 
@@ -24,7 +24,7 @@ def crowd(members: int, count: int, classes: int, seed: int, scale: float = 3.0)
 @settings(deadline=None)
 @given(SIZES)
 def test_mutual_information_is_the_mean_divergence_from_the_average(sizes: tuple[int, int, int, int]) -> None:
-    p = crowd(*sizes)
+    p = population(*sizes)
     average = Categorical(p.mean(0))
     divergence = torch.stack([kl_divergence(Categorical(own), average) for own in p]).mean(0)
     torch.testing.assert_close(mutual_information(p), divergence, rtol=1e-9, atol=1e-12)
@@ -36,7 +36,7 @@ def test_mutual_information_is_the_mean_divergence_from_the_average(sizes: tuple
 @given(SIZES)
 def test_identical_members_have_exactly_none(sizes: tuple[int, int, int, int]) -> None:
     members, *rest = sizes
-    same = crowd(1, *rest).expand(7 * members, -1, -1)  # type: ignore[arg-type]
+    same = population(1, *rest).expand(7 * members, -1, -1)  # type: ignore[arg-type]
     assert bool((mutual_information(same) == 0).all())
     assert torch.equal(predictive_entropy(same), entropy(same[0]))
 
@@ -44,7 +44,7 @@ def test_identical_members_have_exactly_none(sizes: tuple[int, int, int, int]) -
 @settings(deadline=None)
 @given(SIZES)
 def test_bounds_and_orders(sizes: tuple[int, int, int, int]) -> None:
-    p = crowd(*sizes, scale=30.0)
+    p = population(*sizes, scale=30.0)
     found = mutual_information(p)
     assert bool((found >= 0).all())
     assert bool((found <= math.log(min(sizes[0], sizes[2])) + 1e-12).all())
@@ -56,7 +56,7 @@ def test_bounds_and_orders(sizes: tuple[int, int, int, int]) -> None:
 
 
 def test_rounding_never_makes_it_negative() -> None:
-    p = (crowd(1, 2000, 5, seed=3).log() + 1e-9 * crowd(8, 2000, 5, seed=4)).softmax(2)
+    p = (population(1, 2000, 5, seed=3).log() + 1e-9 * population(8, 2000, 5, seed=4)).softmax(2)
     plain = entropy(p.mean(0)) - entropy(p).mean(0)
     assert bool((plain < 0).any()), "members so alike that rounding decides"
     found = mutual_information(p)
@@ -75,14 +75,14 @@ def test_closed_forms_with_zeros() -> None:
 
 
 def test_single_precision_is_computed_in_double() -> None:
-    p = crowd(3, 5, 4, seed=0).float()
+    p = population(3, 5, 4, seed=0).float()
     found = mutual_information(p)
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, mutual_information(p.double()), rtol=0, atol=0)
 
 
 def test_averages_give_the_same_information() -> None:
-    p = crowd(5, 8, 3, seed=2)
+    p = population(5, 8, 3, seed=2)
     torch.testing.assert_close(information(p.mean(0), expected_entropy(p)), mutual_information(p))
 
 

@@ -143,8 +143,8 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_equal_networks_have_none_and_opposite_ones_log_two() -> None:
-    crowd = probabilities(11, 500, 10)
-    values = crowd[[0, 1, 0, 2, 1, *range(3, 11)]]
+    population = probabilities(11, 500, 10)
+    values = population[[0, 1, 0, 2, 1, *range(3, 11)]]
     found = pairwise_mutual_information(values)
     assert max(float(found[0, 2]), float(found[1, 4])) < 1e-6 * float(found.max())
     assert not mutual_information_of_pairs(values, torch.tensor([[0, 2], [4, 1], [3, 3]])).any()

@@ -18,7 +18,7 @@ SIZES = st.tuples(st.integers(1, 6), st.integers(1, 12), st.integers(0, 2**31 - 
 LEVELS = st.floats(0.01, 0.999)
 
 
-def crowd(members: int, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
+def population(members: int, count: int, seed: int) -> tuple[Tensor, Tensor, Tensor, torch.Generator]:
     """Means, noise of each member and example, targets."""
     generator = torch.Generator().manual_seed(seed)
     means = 3 * torch.randn(members, count, generator=generator, dtype=torch.float64)
@@ -34,7 +34,7 @@ def mixture(means: Tensor, noise: Tensor) -> MixtureSameFamily:
 @settings(deadline=None)
 @given(SIZES)
 def test_densities_are_those_of_the_mixture(sizes: tuple[int, int, int]) -> None:
-    means, noise, targets, _ = crowd(*sizes)
+    means, noise, targets, _ = population(*sizes)
     oracle = mixture(means, noise).log_prob(targets)
     torch.testing.assert_close(log_density(means, targets, noise), oracle, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(gaussian_nll(means, targets, noise), -oracle.mean(), rtol=1e-9, atol=1e-9)
@@ -49,7 +49,7 @@ def test_densities_are_those_of_the_mixture(sizes: tuple[int, int, int]) -> None
 @settings(deadline=None)
 @given(SIZES, LEVELS)
 def test_interval_ends_are_quantiles(sizes: tuple[int, int, int], level: float) -> None:
-    means, noise, targets, _ = crowd(*sizes)
+    means, noise, targets, _ = population(*sizes)
     low, high = central_interval(means, noise, level)
     oracle = mixture(means, noise)
     torch.testing.assert_close(oracle.cdf(low), torch.full_like(low, (1 - level) / 2), rtol=1e-8, atol=1e-11)
@@ -106,7 +106,7 @@ def test_several_values_per_example() -> None:
 
 
 def test_blocks_do_not_change_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    means, noise, _, _ = crowd(4, 9, seed=1)
+    means, noise, _, _ = population(4, 9, seed=1)
     whole = central_interval(means, noise, 0.9)
     monkeypatch.setattr("onebasin.metrics.regression._BLOCK_VALUES", 8)
     for one, other in zip(whole, central_interval(means, noise, 0.9), strict=True):

@@ -15,7 +15,7 @@ from onebasin.reporting.record import VERDICTS, Figure, Number, Record, Table, e
 from onebasin.symmetry.discover import discover
 from onebasin_papers.compact import STUDY, pruning, table, width
 from onebasin_papers.compact import presets as published
-from onebasin_papers.compact import setting as crowds
+from onebasin_papers.compact import setting as populations
 from onebasin_papers.compact.presets import CompactPlan, plan
 from onebasin_papers.compact.pruning import BORROWED, CRITERIA
 from onebasin_papers.compact.setting import distance, setting
@@ -151,7 +151,7 @@ def test_kept_networks_are_used_again(record: Record, folder: Path, monkeypatch:
     kept = [path for path in (folder / "networks").rglob("*.safetensors") if path.parent.name != "run"]
     before = {path: path.read_bytes() for path in kept}
     (folder / "parts" / "sigma.json").unlink()
-    monkeypatch.setattr(crowds, "approximate", refuse)
+    monkeypatch.setattr(populations, "approximate", refuse)
     again = run_study(STUDY, Bench(TINY, 0, folder), "onebasin reproduce compact")
     assert before and {path: path.read_bytes() for path in before} == before
     old, new = (next(s for s in own.sections if s.name == "sigma") for own in (record, again))

@@ -169,16 +169,16 @@ def test_figures_show_all_pairs_and_rows(record: Record, bench: Bench[SymmetryPl
 
 
 def test_starts_are_no_part_of_the_reference(bench: Bench[SymmetryPlan]) -> None:
-    first, second = (crowd.tensor("0.weight").flatten(1) for crowd in (reference(bench), starts(bench)))
+    first, second = (population.tensor("0.weight").flatten(1) for population in (reference(bench), starts(bench)))
     assert len(reference(bench)) == TINY.reference_networks
     assert torch.cdist(first, second).min() > 0.1
     assert torch.pdist(torch.cat([first, second])).min() > 0.1
 
 
 def test_laplace_stays_around_the_ensemble(bench: Bench[SymmetryPlan]) -> None:
-    crowd, begun = runs_of(bench, "laplace"), starts(bench)
+    population, begun = runs_of(bench, "laplace"), starts(bench)
     for run in range(TINY.groups * TINY.runs):
-        drawn = one_mode(crowd, run)
+        drawn = one_mode(population, run)
         assert len(drawn) == TINY.draws
         first = begun.tensor("0.weight")[run]
         assert torch.allclose(drawn.tensor("0.weight"), first.expand(TINY.draws, *first.shape))
@@ -186,18 +186,18 @@ def test_laplace_stays_around_the_ensemble(bench: Bench[SymmetryPlan]) -> None:
 
 
 def test_forms_of_a_method_have_as_many_networks(bench: Bench[SymmetryPlan]) -> None:
-    crowd = runs_of(bench, "swag")
+    population = runs_of(bench, "swag")
     for group in range(TINY.groups):
-        many = multi_mode(crowd, TINY, group)
-        assert len(many) == len(one_mode(crowd, group)) == TINY.draws
+        many = multi_mode(population, TINY, group)
+        assert len(many) == len(one_mode(population, group)) == TINY.draws
         assert many.chain is not None
         assert many.chain.unique().tolist() == [TINY.runs * group + run for run in range(TINY.runs)]
 
 
 def test_many_modes_are_spread_over_each_run() -> None:
     settings = replace(TINY, runs=2, draws=6)
-    crowd = Population.from_stacked({"w": torch.arange(24.0)}, chain=torch.arange(4).repeat_interleave(6))
-    assert multi_mode(crowd, settings, 1).tensor("w").tolist() == [12, 14, 16, 18, 20, 22]
+    population = Population.from_stacked({"w": torch.arange(24.0)}, chain=torch.arange(4).repeat_interleave(6))
+    assert multi_mode(population, settings, 1).tensor("w").tolist() == [12, 14, 16, 18, 20, 22]
 
 
 def test_what_is_not_defined_has_no_number() -> None:
@@ -271,10 +271,10 @@ def test_a_residual_network_can_be_trained_side_by_side() -> None:
         model = ResNet(width=2, blocks=(1, 1, 1))
     generator = torch.Generator().manual_seed(0)
     inputs, classes = torch.rand(20, 3, 8, 8, generator=generator), torch.arange(20) % 10
-    crowd = sample(model, (inputs, classes), "ensemble", modes=2, epochs=1, batch=10, compile=False)
-    assert len(crowd) == 2
-    assert not torch.equal(crowd.tensor("conv1.weight")[0], crowd.tensor("conv1.weight")[1])
-    assert (crowd.tensor("bn1.gamma") - 1).abs().max() < 0.1  # starts at 1
+    population = sample(model, (inputs, classes), "ensemble", modes=2, epochs=1, batch=10, compile=False)
+    assert len(population) == 2
+    assert not torch.equal(population.tensor("conv1.weight")[0], population.tensor("conv1.weight")[1])
+    assert (population.tensor("bn1.gamma") - 1).abs().max() < 0.1  # starts at 1
 
 
 def test_digits_need_no_folder() -> None:

@@ -100,7 +100,7 @@ def test_everybody_works_with_one_thread(two: Executor) -> None:
 
 
 def test_shards_are_asked_for_a_few_ahead(two: Executor) -> None:
-    """A crowd of a thousand shards is never in memory at once."""
+    """A population of a thousand shards is never in memory at once."""
     asked = 0
 
     def shards() -> Iterator[int]:
@@ -250,11 +250,13 @@ def test_a_part_holds_its_members_and_no_others(tmp_path: Path) -> None:
     first.save(tmp_path / "disk")
     both = ob.Population.concatenate([first, ob.Population.open(tmp_path / "disk")])
     order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
-    for crowd in (both, both[order], both[::-3]):
-        found = unpack(pack(members_between(crowd, 2, 6)))
-        assert torch.equal(found.tensor("w"), crowd[2:6].tensor("w")) and torch.equal(found.chain, crowd[2:6].chain)
-        joined = torch.cat([own.tensor("w") for _, own in parts(crowd, 3)])
-        assert torch.equal(joined, crowd.tensor("w"))
+    for population in (both, both[order], both[::-3]):
+        found = unpack(pack(members_between(population, 2, 6)))
+        assert torch.equal(found.tensor("w"), population[2:6].tensor("w")) and torch.equal(
+            found.chain, population[2:6].chain
+        )
+        joined = torch.cat([own.tensor("w") for _, own in parts(population, 3)])
+        assert torch.equal(joined, population.tensor("w"))
     large = ob.Population.from_stacked({"w": torch.zeros(1000, 1000)})
     assert len(pack(members_between(large, 5, 6))) < 20_000
 
@@ -294,32 +296,32 @@ def symmetry() -> ob.Symmetry:
     return ob.discover(model, torch.zeros(1, 6))
 
 
-def crowd(symmetry: ob.Symmetry, members: int) -> ob.Population:
+def population(symmetry: ob.Symmetry, members: int) -> ob.Population:
     generator = torch.Generator().manual_seed(members)
     stacked = {name: torch.randn(members, *shape, generator=generator) for name, shape in symmetry.shapes.items()}
     return ob.Population.from_stacked(stacked, chain=torch.arange(members) % 3)
 
 
 def everything(population: ob.Population, symmetry: ob.Symmetry, folder: Path, **places: object) -> list[Tensor]:
-    """What align, balance and canonicalise make of a crowd, in all their ways."""
+    """What align, balance and canonicalise make of a population, in all their ways."""
     found = align(population, symmetry, path=folder / "aligned", sweeps=3, **places)  # type: ignore[arg-type]
     medoid = align(population, symmetry, reference="medoid", **places)  # type: ignore[arg-type]
     light = balance(population, symmetry, path=folder / "light", **places)  # type: ignore[arg-type]
     normal = canonicalise(population, symmetry, **places)  # type: ignore[arg-type]
     assert light.population is not None and normal.population is not None
-    crowds = (found.population, medoid.population, light.population, normal.population)
+    populations = (found.population, medoid.population, light.population, normal.population)
     numbers = torch.tensor([found.objective, found.before, *found.history, medoid.objective], dtype=torch.float64)
-    tensors = [own.tensor(name) for own in crowds for name in population.names]
+    tensors = [own.tensor(name) for own in populations for name in population.names]
     return [*tensors, numbers, found.residual, light.mass_after, *found.elements.orders.values()]
 
 
 @pytest.fixture(scope="module")
 def mixed(symmetry: ob.Symmetry, tmp_path_factory: pytest.TempPathFactory) -> ob.Population:
     """Members from memory and from several shards, in no order."""
-    folder = tmp_path_factory.mktemp("crowd") / "disk"
-    with ob.Population.writer(folder, crowd(symmetry, 1).spec, shard_members=7) as writer:
-        writer.extend(crowd(symmetry, 30))
-    both = ob.Population.concatenate([crowd(symmetry, 20), ob.Population.open(folder)])
+    folder = tmp_path_factory.mktemp("population") / "disk"
+    with ob.Population.writer(folder, population(symmetry, 1).spec, shard_members=7) as writer:
+        writer.extend(population(symmetry, 30))
+    both = ob.Population.concatenate([population(symmetry, 20), ob.Population.open(folder)])
     return both[torch.randperm(50, generator=torch.Generator().manual_seed(1))]
 
 
@@ -337,8 +339,8 @@ def test_workers_need_not_be_where_we_are(
 ) -> None:
     list(two.map(pid, range(2), shared=0.0))  # they have begun somewhere else
     monkeypatch.chdir(tmp_path)
-    crowd(symmetry, 9).save("crowd")
-    found = align(ob.Population.open("crowd"), symmetry, path="aligned", executor=two)
+    population(symmetry, 9).save("population")
+    found = align(ob.Population.open("population"), symmetry, path="aligned", executor=two)
     assert len(ob.Population.open("aligned")) == len(found.population) == 9
 
 

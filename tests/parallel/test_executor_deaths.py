@@ -51,7 +51,7 @@ def mlp() -> nn.Sequential:
     return nn.Sequential(nn.Linear(7, 13), nn.ReLU(), nn.Linear(13, 11), nn.Tanh(), nn.Linear(11, 3))
 
 
-def crowd(model: nn.Module, members: int) -> dict[str, Tensor]:
+def networks(model: nn.Module, members: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {name: torch.randn(members, *own.shape, generator=generator) for name, own in model.state_dict().items()}
 
@@ -232,7 +232,7 @@ def test_workers_are_told_what_torch_was_told_here(two: Executor, settings: None
 
 def test_another_default_dtype_changes_no_alignment(settings: None) -> None:
     model = mlp()
-    symmetry, population = ob.discover(model, torch.zeros(1, 7)), ob.Population.from_stacked(crowd(model, 6))
+    symmetry, population = ob.discover(model, torch.zeros(1, 7)), ob.Population.from_stacked(networks(model, 6))
     before = align(population, symmetry).population
     torch.set_default_dtype(torch.float64)
     assert equal(align(population, symmetry).population, before)
@@ -240,7 +240,7 @@ def test_another_default_dtype_changes_no_alignment(settings: None) -> None:
 
 def test_members_lie_in_their_own_order_wherever_they_are(two: Executor) -> None:
     model = nn.Sequential(nn.Conv2d(2, 5, 3), nn.ReLU(), nn.Conv2d(5, 4, 3), nn.Flatten(), nn.Linear(4 * 16, 3))
-    symmetry, stacked = ob.discover(model, torch.zeros(1, 2, 8, 8)), crowd(model, 9)
+    symmetry, stacked = ob.discover(model, torch.zeros(1, 2, 8, 8)), networks(model, 9)
     for name in ("0.weight", "2.weight"):  # channels last
         stacked[name] = stacked[name].movedim(2, -1).contiguous().movedim(-1, 2)
     population = ob.Population.from_stacked(stacked)
@@ -260,7 +260,7 @@ def test_modules_whose_weights_are_computed_travel(two: Executor) -> None:
     nn.utils.parametrizations.weight_norm(model[0])
     again = unpack(pack(model))
     assert torch.equal(again(inputs), model(inputs)) and list(again.state_dict()) == list(model.state_dict())
-    population = ob.Population.from_stacked(crowd(model, 5))
+    population = ob.Population.from_stacked(networks(model, 5))
     here, there = (ob.predict(model, population, inputs, executor=executor) for executor in (SerialExecutor(), two))
     assert torch.equal(here, there)
 
@@ -268,10 +268,10 @@ def test_modules_whose_weights_are_computed_travel(two: Executor) -> None:
 def test_a_population_is_found_from_another_folder(
     two: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stacked = crowd(mlp(), 3)
+    stacked = networks(mlp(), 3)
     monkeypatch.chdir(tmp_path)
-    ob.Population.from_stacked(stacked).save("crowd")
-    population = ob.Population.open("crowd")
+    ob.Population.from_stacked(stacked).save("population")
+    population = ob.Population.open("population")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     sums = two.map(lambda shared, members: members.tensor("0.bias"), [members_between(population, 0, 3)], shared=None)
@@ -307,9 +307,9 @@ def test_an_open_cluster_is_not_made_smaller_in_silence(two: Executor) -> None:
 
 def test_what_is_kept_in_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp()
-    symmetry, inside = ob.discover(model, torch.zeros(1, 7)), ob.Population.from_stacked(crowd(model, 5))
-    inside.save(tmp_path / "crowd")
-    outside = ob.Population.open(tmp_path / "crowd")
+    symmetry, inside = ob.discover(model, torch.zeros(1, 7)), ob.Population.from_stacked(networks(model, 5))
+    inside.save(tmp_path / "population")
+    outside = ob.Population.open(tmp_path / "population")
     assert caller_bytes(outside, tmp_path) == 0 and caller_bytes(inside, tmp_path) == inside.nbytes
     assert caller_bytes(outside, None) >= 2 * outside.nbytes
     stated: list[int] = []

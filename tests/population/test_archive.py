@@ -23,7 +23,7 @@ from onebasin.storage.tar_stream import FREE, RATIO
 STATE = {"fc.weight": torch.arange(6.0).reshape(2, 3), "fc.bias": torch.ones(2)}
 
 
-def crowd(members: int, seed: int = 0) -> Population:
+def networks(members: int, seed: int = 0) -> Population:
     generator = torch.Generator().manual_seed(seed)
     return Population.from_stacked(
         {
@@ -50,7 +50,7 @@ def archive(path: Path, *files: tuple[str, bytes], change: Callable[[tarfile.Tar
 def test_what_is_written_is_read_in_order(
     tmp_path_factory: pytest.TempPathFactory, members: int, per: int, first: int, half: bool
 ) -> None:
-    folder, population = tmp_path_factory.mktemp("archives"), crowd(members)
+    folder, population = tmp_path_factory.mktemp("archives"), networks(members)
     dtype = torch.float16 if half else None
     paths = write_archives(population, folder, "toy-net", per_archive=per, dtype=dtype, first=first)
     assert len(paths) == -(-members // per)
@@ -61,7 +61,7 @@ def test_what_is_written_is_read_in_order(
 
 
 def test_the_layout_is_the_published_one(tmp_path: Path) -> None:
-    paths = write_archives(crowd(5), tmp_path, "mnist-optunet", per_archive=3)
+    paths = write_archives(networks(5), tmp_path, "mnist-optunet", per_archive=3)
     assert [str(path.relative_to(tmp_path)) for path in paths] == [
         "models/mnist-optunet/mnist-optunet-0-2.tgz",
         "models/mnist-optunet/mnist-optunet-3-4.tgz",
@@ -75,9 +75,9 @@ def test_the_layout_is_the_published_one(tmp_path: Path) -> None:
 
 
 def test_the_same_networks_give_the_same_bytes(tmp_path: Path) -> None:
-    first = write_archives(crowd(4), tmp_path / "a", "toy-net")[0].read_bytes()
-    assert first == write_archives(crowd(4), tmp_path / "b", "toy-net")[0].read_bytes()
-    assert first != write_archives(crowd(4, seed=1), tmp_path / "c", "toy-net")[0].read_bytes()
+    first = write_archives(networks(4), tmp_path / "a", "toy-net")[0].read_bytes()
+    assert first == write_archives(networks(4), tmp_path / "b", "toy-net")[0].read_bytes()
+    assert first != write_archives(networks(4, seed=1), tmp_path / "c", "toy-net")[0].read_bytes()
 
 
 def test_numbers_order_networks_and_plain_archives_open_too(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_names_are_in_the_order_of_the_files(tmp_path: Path) -> None:
 def test_damage_raises_our_errors_or_changes_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, place: int, flip: int
 ) -> None:
-    path = write_archives(crowd(3), tmp_path_factory.mktemp("damage"), "toy-net")[0]
+    path = write_archives(networks(3), tmp_path_factory.mktemp("damage"), "toy-net")[0]
     whole, content = Population.open(path).stacked(), bytearray(path.read_bytes())
     content[place % len(content)] ^= flip
     path.write_bytes(bytes(content))

@@ -103,14 +103,14 @@ def flip_weight(path, name="w"):
 @pytest.mark.parametrize(
     "use",
     [
-        lambda crowd: crowd.stacked(),
-        lambda crowd: crowd.tensor("w"),
-        lambda crowd: crowd.member(3),
-        lambda crowd: list(crowd.blocks(1)),
-        lambda crowd: crowd[[3, 0]].stacked(),
-        lambda crowd: crowd.to(dtype=torch.float64),
-        lambda crowd: read_columns(crowd, "w", 0, 2, torch.empty(4, 2)),
-        lambda crowd: fit(crowd, "diagonal"),
+        lambda population: population.stacked(),
+        lambda population: population.tensor("w"),
+        lambda population: population.member(3),
+        lambda population: list(population.blocks(1)),
+        lambda population: population[[3, 0]].stacked(),
+        lambda population: population.to(dtype=torch.float64),
+        lambda population: read_columns(population, "w", 0, 2, torch.empty(4, 2)),
+        lambda population: fit(population, "diagonal"),
     ],
 )
 def test_a_flipped_bit_never_becomes_a_number(tmp_path, use):

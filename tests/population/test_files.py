@@ -63,7 +63,7 @@ def test_torch_files_of_many_habits(tmp_path, wrapping, legacy):
     assert population.check(finite=True) == []
 
 
-def test_a_list_of_state_dicts_is_a_crowd(tmp_path):
+def test_a_list_of_state_dicts_is_a_population(tmp_path):
     torch.save([state_of(network(k)) for k in range(3)], tmp_path / "samples.pt")
     assert same(Population.open(tmp_path / "samples.pt").member(2), state_of(network(2)))
 

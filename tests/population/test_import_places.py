@@ -44,9 +44,9 @@ def test_a_pattern_opens_in_natural_order(tmp_path: Path) -> None:
 
 def test_a_pattern_may_match_anything_that_opens(tmp_path: Path) -> None:
     put(tmp_path / "a1.pt", 1)
-    crowd = Population.from_stacked({"w": torch.tensor([[2.0], [3.0]])}, chain=[4, 5])
-    crowd.save(tmp_path / "a2")
-    (archive,) = write_archives(crowd, tmp_path, "x-y", dtype=None)
+    population = Population.from_stacked({"w": torch.tensor([[2.0], [3.0]])}, chain=[4, 5])
+    population.save(tmp_path / "a2")
+    (archive,) = write_archives(population, tmp_path, "x-y", dtype=None)
     archive.rename(tmp_path / "a3.tgz")
     put(tmp_path / "a4" / "one.safetensors", 6)
     found = Population.open(f"{tmp_path}/a*")

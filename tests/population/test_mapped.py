@@ -10,16 +10,16 @@ from safetensors.torch import load_file
 from onebasin.population.population import Population
 
 
-def crowd(members=10, **facts):
+def networks(members=10, **facts):
     tensors = {"w": torch.arange(members * 6.0).view(members, 3, 2), "n": torch.arange(members)}
     return Population.from_stacked(tensors, **facts)
 
 
 def test_shards_are_plain_safetensors(tmp_path):
-    crowd(chain=range(10)).save(tmp_path / "p")
+    networks(chain=range(10)).save(tmp_path / "p")
     (shard,) = (tmp_path / "p").glob("*.safetensors")
     content = load_file(shard)
-    assert torch.equal(content["w"], crowd().tensor("w"))
+    assert torch.equal(content["w"], networks().tensor("w"))
     assert content["onebasin.chain"].tolist() == list(range(10))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["p"]
 
@@ -43,13 +43,13 @@ def resident():
 
 
 def test_changing_what_was_read_does_not_change_the_file(tmp_path):
-    crowd().save(tmp_path / "p")
+    networks().save(tmp_path / "p")
     Population.open(tmp_path / "p").stacked()["w"].zero_()
-    assert torch.equal(Population.open(tmp_path / "p").tensor("w"), crowd().tensor("w"))
+    assert torch.equal(Population.open(tmp_path / "p").tensor("w"), networks().tensor("w"))
 
 
 def test_a_population_on_disk_can_be_sent_to_another_process(tmp_path):
-    crowd().save(tmp_path / "p")
+    networks().save(tmp_path / "p")
     population = Population.open(tmp_path / "p")[2:5]
     content = pickle.dumps(population)
     assert len(content) < 5000

@@ -37,7 +37,7 @@ def same(a, b):
     )
 
 
-def crowd(members=10, **facts):
+def networks(members=10, **facts):
     return Population.from_stacked(
         {"w": torch.arange(members * 6.0).view(members, 3, 2), "n": torch.arange(members)}, **facts
     )
@@ -73,8 +73,8 @@ indices = st.one_of(
 @pytest.fixture(scope="module")
 def on_disk(tmp_path_factory):
     path = tmp_path_factory.mktemp("slices") / "population"
-    with Population.writer(path, crowd().spec, shard_members=4) as writer:
-        writer.extend(crowd(chain=range(10)))
+    with Population.writer(path, networks().spec, shard_members=4) as writer:
+        writer.extend(networks(chain=range(10)))
     return Population.open(path)
 
 
@@ -88,7 +88,7 @@ def test_slicing_equals_list_semantics(on_disk, first, second):
         expected = [i for i in whole if first[i]]
     else:
         expected = [whole[int(i)] for i in first]
-    memory = crowd(chain=range(10))
+    memory = networks(chain=range(10))
     joined = Population.concatenate([memory[:3], on_disk[3:5], memory[5:]])
     for population in (memory, on_disk, joined):
         part = population[first][second]
@@ -98,7 +98,7 @@ def test_slicing_equals_list_semantics(on_disk, first, second):
 
 
 def test_members_are_fresh_and_negative_indices_count_from_the_end():
-    population = crowd()
+    population = networks()
     member = population.member(-1)
     assert int(member["n"]) == 9
     member["w"].zero_()
@@ -110,7 +110,7 @@ def test_members_are_fresh_and_negative_indices_count_from_the_end():
 @pytest.mark.parametrize("index", [3, [10], [0.5], torch.tensor([True]), [[1]]])
 def test_a_bad_index_is_explained(index):
     with pytest.raises(InputError, match=r"member|mask"):
-        crowd()[index]
+        networks()[index]
 
 
 def test_models_go_in_and_come_out():
@@ -173,12 +173,12 @@ def test_tensors_that_do_not_stack(tensors):
 
 def test_values_per_member_must_count_the_members():
     with pytest.raises(InputError, match=r"chain of shape \(10,\).*one per member"):
-        crowd(chain=[1, 2])
+        networks(chain=[1, 2])
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_map_block_by_block(tmp_path, size):
-    population = crowd(chain=range(10), log_density=torch.arange(10.0), provenance={"from": "here"})
+    population = networks(chain=range(10), log_density=torch.arange(10.0), provenance={"from": "here"})
 
     def double(block, start):
         assert block["n"][0] == start
@@ -197,29 +197,29 @@ def test_map_block_by_block(tmp_path, size):
 @pytest.mark.parametrize("result", [{"w": torch.zeros(10, 3, 2)}, {"w": torch.zeros(9), "n": torch.zeros(9)}])
 def test_map_refuses_other_names_and_counts(result):
     with pytest.raises(SpecError, match="correct the function"):
-        crowd().map(lambda block, start: result)
+        networks().map(lambda block, start: result)
 
 
 def test_blocks_cover_all_members_in_order():
-    starts = [(start, block["n"].tolist()) for start, block in crowd().blocks(4)]
+    starts = [(start, block["n"].tolist()) for start, block in networks().blocks(4)]
     assert starts == [(0, [0, 1, 2, 3]), (4, [4, 5, 6, 7]), (8, [8, 9])]
     with pytest.raises(InputError, match="at least 1 member"):
-        next(crowd().blocks(0))
+        next(networks().blocks(0))
 
 
 def test_concatenate_fills_what_is_unknown():
-    both = Population.concatenate([crowd(2, chain=[4, 5]), crowd(1, log_density=[0.5])])
+    both = Population.concatenate([networks(2, chain=[4, 5]), networks(1, log_density=[0.5])])
     assert both.chain.tolist() == [4, 5, -1]
     assert both.log_density.isnan().tolist() == [True, True, False]
     assert both.tensor("n").tolist() == [0, 1, 0]
     with pytest.raises(SpecError, match="population 1, compared with the first, is missing n"):
-        Population.concatenate([crowd(), Population.from_stacked({"w": torch.zeros(1, 3, 2)})])
+        Population.concatenate([networks(), Population.from_stacked({"w": torch.zeros(1, 3, 2)})])
     with pytest.raises(InputError, match="at least one population"):
         Population.concatenate([])
 
 
 def test_an_empty_selection_is_a_population(tmp_path):
-    none = crowd()[[]]
+    none = networks()[[]]
     assert len(none) == 0
     assert none.stacked()["w"].shape == (0, 3, 2)
     assert len(none.map(lambda block, start: block)) == 0
@@ -229,18 +229,18 @@ def test_an_empty_selection_is_a_population(tmp_path):
 
 
 def test_repr_tells_a_person(tmp_path):
-    crowd().save(tmp_path / "p")
-    assert repr(crowd(1)) == "Population of 1 network: 2 tensors, 7 weights each, float32/int64, 0.0 MB in memory"
+    networks().save(tmp_path / "p")
+    assert repr(networks(1)) == "Population of 1 network: 2 tensors, 7 weights each, float32/int64, 0.0 MB in memory"
     assert repr(Population.open(tmp_path / "p")).endswith(f"0.0 MB at {tmp_path / 'p'}")
 
 
 def test_unknown_tensor_is_named():
     with pytest.raises(InputError, match=r"found 'q': see population.names"):
-        crowd().tensor("q")
+        networks().tensor("q")
 
 
 def test_to_changes_only_floating_point():
-    moved = crowd().to(dtype=torch.float16)
+    moved = networks().to(dtype=torch.float16)
     assert {n: t.dtype for n, t in moved.spec.items()} == {"w": torch.float16, "n": torch.int64}
 
 
@@ -263,10 +263,10 @@ def test_reserved_names_are_refused(tmp_path):
 
 
 def test_save_does_not_write_over_anything(tmp_path):
-    crowd().save(tmp_path / "p")
+    networks().save(tmp_path / "p")
     with pytest.raises(InputError, match=r"not empty.*Population\.writer"):
-        crowd(3).save(tmp_path / "p")
+        networks(3).save(tmp_path / "p")
     assert len(Population.open(tmp_path / "p")) == 10
     (tmp_path / "empty").mkdir()
-    crowd().save(tmp_path / "empty")
+    networks().save(tmp_path / "empty")
     assert len(Population.open(tmp_path / "empty")) == 10

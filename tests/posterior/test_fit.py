@@ -22,7 +22,7 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def crowd(members: int, seed: int = 0, dtype: torch.dtype = torch.float64, shift: float = 0.0) -> Population:
+def networks(members: int, seed: int = 0, dtype: torch.dtype = torch.float64, shift: float = 0.0) -> Population:
     noise = torch.randn(members, 17, generator=seeded(seed), dtype=torch.float64)
     rows = (noise @ torch.randn(17, 17, generator=seeded(seed + 1), dtype=torch.float64) + shift).to(dtype)
     chain = torch.arange(members) % 3
@@ -42,7 +42,7 @@ def vector(state: State) -> Tensor:
 def test_moments_over_blocks_are_those_of_all_members_at_once(
     members: int, block: int, seed: int, shift: float
 ) -> None:
-    population = crowd(members, seed, shift=shift)
+    population = networks(members, seed, shift=shift)
     groups = (torch.arange(members) * 7 + seed) % 2 if members > 3 else torch.zeros(members, dtype=torch.int64)
     with pytest.MonkeyPatch.context() as patch:
         whole = Population.blocks
@@ -58,8 +58,8 @@ def test_moments_over_blocks_are_those_of_all_members_at_once(
         torch.testing.assert_close(found.squares[group], exact, rtol=1e-8 if shift else 1e-12, atol=1e-8)
 
 
-def test_diagonal_has_mean_and_unbiased_deviation_of_the_crowd() -> None:
-    population = crowd(30)
+def test_diagonal_has_mean_and_unbiased_deviation_of_the_population() -> None:
+    population = networks(30)
     found = fit(population)
     rows = flat(population)
     torch.testing.assert_close(vector(found.mean), rows.mean(0))
@@ -84,19 +84,19 @@ def test_narrow_weights_are_summed_wide_and_drawn_narrow(dtype: torch.dtype) -> 
 
 
 def test_members_on_disk_give_the_same_posterior_bit_for_bit(tmp_path: Path) -> None:
-    population = crowd(25, dtype=torch.float32)
-    population.save(tmp_path / "crowd")
+    population = networks(25, dtype=torch.float32)
+    population.save(tmp_path / "population")
     for options in ({}, {"family": "low-rank", "rank": 3}):
-        here, there = fit(population, **options), fit(Population.open(tmp_path / "crowd"), **options)
+        here, there = fit(population, **options), fit(Population.open(tmp_path / "population"), **options)
         for left, right in zip(here.components, there.components, strict=True):
             assert torch.equal(left.centre, right.centre)
             for name, value in left.shape.tensors().items():
                 assert torch.equal(value, right.shape.tensors()[name])
-        assert there.provenance["fit"]["from"] == str(tmp_path / "crowd")
+        assert there.provenance["fit"]["from"] == str(tmp_path / "population")
 
 
-def test_draws_have_the_moments_of_the_crowd() -> None:
-    population, count = crowd(50, shift=3.0), 20_000
+def test_draws_have_the_moments_of_the_population() -> None:
+    population, count = networks(50, shift=3.0), 20_000
     for options in ({}, {"family": "low-rank", "rank": 4}):
         drawn = flat(fit(population, **options).draw(count, seeded(1)))
         rows = flat(population)
@@ -164,7 +164,7 @@ def test_tensors_equal_in_some_members_only_are_not_tied() -> None:
 
 
 def test_mixture_by_chains_is_one_fit_per_chain_weighted_by_share() -> None:
-    population = crowd(31)
+    population = networks(31)
     for options in ({}, {"shape": "low-rank", "rank": 2, "oversample": 0}):
         found = fit(population, "mixture", components="chains", **options)
         assert population.chain is not None
@@ -175,7 +175,7 @@ def test_mixture_by_chains_is_one_fit_per_chain_weighted_by_share() -> None:
             assert torch.equal(found.components[chain].centre, alone.components[0].centre)
             torch.testing.assert_close(found.components[chain].shape.std(), alone.components[0].shape.std())
             assert float(found.weights[chain]) == pytest.approx(len(part) / 31)
-    # Between and within: the mixture has the biased variance of the whole crowd, up to n - 1 within each.
+    # Between and within: the mixture has the biased variance of the whole population, up to n - 1 within each.
     found = fit(population, "mixture", components="chains")
     rows = flat(population)
     within = sum(
@@ -191,7 +191,7 @@ def test_mixture_by_chains_is_one_fit_per_chain_weighted_by_share() -> None:
 
 
 def test_pooled_spread_is_that_around_the_means_of_the_components(tmp_path: Path) -> None:
-    population = crowd(30)
+    population = networks(30)
     labels = torch.arange(30) % 4
     labels[0] = 9  # a component of one network
     rows = flat(population)
@@ -214,7 +214,7 @@ def test_pooled_spread_is_that_around_the_means_of_the_components(tmp_path: Path
 
 
 def test_a_posterior_without_independent_part_has_draws_but_no_density() -> None:
-    population = crowd(10)
+    population = networks(10)
     found = fit(population, "low-rank", rank=3, diagonal=False)
     assert found.networks == 4.0  # a centre and three directions
     drawn = flat(found.draw(6, seeded(0)))
@@ -222,7 +222,7 @@ def test_a_posterior_without_independent_part_has_draws_but_no_density() -> None
     with pytest.raises(InputError, match="density"):
         found.log_density(population.member(0))
     for dtype in (torch.float32, torch.float64):  # nine directions are all that ten networks have
-        whole = fit(crowd(10, dtype=dtype), "low-rank", rank=9)
+        whole = fit(networks(10, dtype=dtype), "low-rank", rank=9)
         shape = whole.components[0].shape
         assert isinstance(shape, LowRank) and float(shape.scale.max()) == 0.0
     with pytest.raises(InputError, match="density"):
@@ -274,12 +274,12 @@ REFUSED = [
 @pytest.mark.parametrize(("options", "said"), REFUSED)
 def test_what_does_not_go_together_is_refused(options: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
-        fit(crowd(10), **options)  # type: ignore[arg-type]
+        fit(networks(10), **options)  # type: ignore[arg-type]
 
 
-def test_crowds_that_have_no_spread_or_no_numbers_are_refused() -> None:
+def test_populations_that_have_no_spread_or_no_numbers_are_refused() -> None:
     with pytest.raises(InputError, match="at least 2 networks"):
-        fit(crowd(1))
+        fit(networks(1))
     with pytest.raises(InputError, match="without known chains"):
         fit(Population.from_stacked({"w": torch.randn(4, 2)}), "mixture", components="chains")
     broken = torch.randn(4, 3, generator=seeded(0))
@@ -291,7 +291,7 @@ def test_crowds_that_have_no_spread_or_no_numbers_are_refused() -> None:
     with pytest.raises(SpecError, match="complex64"):
         fit(Population.from_stacked({"w": torch.zeros(3, 2, dtype=torch.complex64)}))
     with pytest.raises(SpecError):
-        fit(crowd(4), model=nn.Linear(2, 2))
+        fit(networks(4), model=nn.Linear(2, 2))
 
 
 def test_the_model_is_only_read() -> None:

@@ -1,4 +1,4 @@
-"""Fits are the same wherever the crowd is read, and no more than a block of it is ever held."""
+"""Fits are the same wherever the population is read, and no more than a block of it is ever held."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -40,7 +40,7 @@ def two() -> Iterator[Executor]:
 
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards of five members, so that a small crowd takes many."""
+    """Shards of five members, so that a small population takes many."""
     monkeypatch.setattr(import_module("onebasin.population.population"), "block_members", lambda spec: BLOCK)
     moments = import_module("onebasin.posterior.moments")
     monkeypatch.setattr(moments, "block_members", lambda spec: BLOCK)
@@ -48,7 +48,7 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moments, "_DEVIATIONS_SHARE", 1)
 
 
-def crowd(dtype: torch.dtype = torch.float32) -> Population:
+def networks(dtype: torch.dtype = torch.float32) -> Population:
     """Three chains, batch norm's statistics and a counter."""
     chain = torch.arange(MEMBERS) % 3
     return Population.from_stacked(
@@ -63,10 +63,10 @@ def crowd(dtype: torch.dtype = torch.float32) -> Population:
 
 
 @pytest.fixture(scope="module")
-def crowds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Population]:
+def groups(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Population]:
     """In memory, and on disk in several shards and another order."""
-    whole = crowd()
-    path = tmp_path_factory.mktemp("fit") / "crowd"
+    whole = networks()
+    path = tmp_path_factory.mktemp("fit") / "population"
     with Population.writer(path, whole.spec, shard_members=9) as writer:
         for number, state in enumerate(whole):
             writer.append(state, chain=number % 3)
@@ -87,20 +87,20 @@ def assert_same(one: Posterior, other: Posterior) -> None:
 
 @pytest.mark.parametrize("where", ["memory", "disk", "back"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fits_do_not_depend_on_who_reads(family: str, where: str, crowds: dict[str, Population], two: Executor) -> None:
-    alone = fit(crowds[where], **FAMILIES[family])
-    assert_same(alone, fit(crowds[where], **FAMILIES[family], executor=SerialExecutor()))
-    assert_same(alone, fit(crowds[where], **FAMILIES[family], executor=two))
+def test_fits_do_not_depend_on_who_reads(family: str, where: str, groups: dict[str, Population], two: Executor) -> None:
+    alone = fit(groups[where], **FAMILIES[family])
+    assert_same(alone, fit(groups[where], **FAMILIES[family], executor=SerialExecutor()))
+    assert_same(alone, fit(groups[where], **FAMILIES[family], executor=two))
 
 
-def test_workers_are_started_where_they_are_asked_for(crowds: dict[str, Population]) -> None:
+def test_workers_are_started_where_they_are_asked_for(groups: dict[str, Population]) -> None:
     options = FAMILIES["low-rank"]
-    assert_same(fit(crowds["disk"], **options), fit(crowds["disk"], **options, workers=2, memory="8GB"))
+    assert_same(fit(groups["disk"], **options), fit(groups["disk"], **options, workers=2, memory="8GB"))
 
 
 @pytest.mark.parametrize("executor", [None, "two"])
 def test_shards_give_the_moments_of_all(executor: str | None, two: Executor) -> None:
-    population, groups = crowd(torch.float64), torch.randint(4, (MEMBERS,), generator=seeded(3))
+    population, groups = networks(torch.float64), torch.randint(4, (MEMBERS,), generator=seeded(3))
     found = moments(population, ["weight", "bias"], groups, two if executor else None)
     rows = torch.cat([population.tensor(name).flatten(1) for name in ("weight", "bias")], 1)
     for group in range(4):
@@ -111,7 +111,7 @@ def test_shards_give_the_moments_of_all(executor: str | None, two: Executor) -> 
 
 
 def test_products_over_shards_are_those_of_the_whole_matrix(two: Executor) -> None:
-    population = crowd(torch.float64)
+    population = networks(torch.float64)
     layout, groups = uncertain(population), torch.arange(MEMBERS) % 2
     centres = moments(population, layout.names, groups).mean
     rows = torch.cat([population.tensor(name).flatten(1) for name in layout.names], 1) - centres[groups]
@@ -124,7 +124,7 @@ def test_products_over_shards_are_those_of_the_whole_matrix(two: Executor) -> No
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_more_than_a_shard_is_joined(
-    family: str, crowds: dict[str, Population], monkeypatch: pytest.MonkeyPatch
+    family: str, groups: dict[str, Population], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shard holds 5 members, or 1 for each column of a product or group of a mixture."""
     joined: list[int] = []
@@ -134,13 +134,13 @@ def test_no_more_than_a_shard_is_joined(
         return gather(sources, rows, spec)
 
     monkeypatch.setattr(import_module("onebasin.population.population"), "gather", spy)
-    fit(crowds["disk"], **FAMILIES[family], model=model())
+    fit(groups["disk"], **FAMILIES[family], model=model())
     allowed = MEMBERS if family == "low-rank of all" else 12
     assert 0 < max(joined) <= allowed and sum(joined) >= MEMBERS
 
 
 class Model(nn.Module):
-    """With the names of the crowd."""
+    """With the names of the population."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,22 +157,22 @@ def model() -> nn.Module:
 
 
 def test_memory_that_is_not_enough_is_said_before_anything_is_read(
-    crowds: dict[str, Population], monkeypatch: pytest.MonkeyPatch
+    groups: dict[str, Population], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_module("onebasin.posterior.fit"), "moments", lambda *given: pytest.fail("too late"))
     with pytest.raises(InputError, match="GB"):
-        fit(crowds["memory"], model=model(), memory="50MB")
+        fit(groups["memory"], model=model(), memory="50MB")
 
 
 def test_what_workers_find_wrong_is_said_here(two: Executor) -> None:
-    broken = {name: value.clone() for name, value in crowd().stacked().items()}
+    broken = {name: value.clone() for name, value in networks().stacked().items()}
     broken["weight"][40, 3, 3] = torch.nan
     with pytest.raises(SpecError, match="NaN"):
         fit(Population.from_stacked(broken), executor=two)
 
 
 def test_a_teacher_is_asked_anywhere_and_places_leave_no_trace(two: Executor) -> None:
-    population = crowd()
+    population = networks()
     posterior = fit(population, model=model())
     given: dict[str, Any] = {"steps": 2, "draws": 2, "batch": 4}
     inputs = numbers(6, 13).float()
@@ -181,6 +181,6 @@ def test_a_teacher_is_asked_anywhere_and_places_leave_no_trace(two: Executor) ->
     assert_same(here, there)
 
 
-def test_options_of_places_do_not_hide_misspelt_ones(crowds: dict[str, Population]) -> None:
+def test_options_of_places_do_not_hide_misspelt_ones(groups: dict[str, Population]) -> None:
     with pytest.raises(InputError, match="worker"):
-        fit(crowds["memory"], worker=2)
+        fit(groups["memory"], worker=2)

@@ -23,12 +23,12 @@ def stream(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def crowd(members: int = 12, width: int = 30) -> Population:
+def population(members: int = 12, width: int = 30) -> Population:
     return Population.from_stacked({"w": torch.randn(members, width, generator=stream())})
 
 
 def test_files_of_version_1_have_every_tensor_and_are_read(tmp_path: Path) -> None:
-    found = fit(crowd(), "mixture", components=[0, 1] * 6, pooled=True, shape="low-rank", rank=3, diagonal=False)
+    found = fit(population(), "mixture", components=[0, 1] * 6, pooled=True, shape="low-rank", rank=3, diagonal=False)
     facts = dict(read_header(found.save(tmp_path / "new.safetensors")).metadata) | {"version": "1"}
     del facts["same"], facts["zeros"]
     tensors = {"weights": found.weights}
@@ -45,13 +45,13 @@ def test_files_of_version_1_have_every_tensor_and_are_read(tmp_path: Path) -> No
 
 
 def test_bytes_are_those_of_the_file(tmp_path: Path) -> None:
-    found = fit(crowd(width=4000), "mixture", components=[0, 1, 2] * 4, pooled=True)
+    found = fit(population(width=4000), "mixture", components=[0, 1, 2] * 4, pooled=True)
     size = found.save(tmp_path / "q.safetensors").stat().st_size
     assert found.nbytes == 4 * 4 * 4000 + 3 * 8
     assert 0 < size - found.nbytes < 4000  # the header
     assert found.pooled and load_posterior(tmp_path / "q.safetensors").pooled
-    assert not fit(crowd()).pooled
-    assert not fit(crowd(), "mixture", components=[0, 1, 2] * 4).pooled
+    assert not fit(population()).pooled
+    assert not fit(population(), "mixture", components=[0, 1, 2] * 4).pooled
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -87,9 +87,9 @@ def test_kl_of_diagonal_gaussians_stays_what_it_was() -> None:
 
 
 def test_components_with_fewer_directions_say_so() -> None:
-    found = fit(crowd(8), "mixture", components=[0, 0, 0, 1, 1, 1, 1, 1], shape="low-rank", rank=3)
+    found = fit(population(8), "mixture", components=[0, 0, 0, 1, 1, 1, 1, 1], shape="low-rank", rank=3)
     assert (found.provenance["fit"]["rank"], found.provenance["fit"]["rank_asked"]) == ([2, 3], 3)
-    assert "rank_asked" not in fit(crowd(8), "low-rank", rank=3).provenance["fit"]
+    assert "rank_asked" not in fit(population(8), "low-rank", rank=3).provenance["fit"]
 
 
 def test_weights_too_large_to_square_are_not_called_infinite() -> None:
@@ -100,7 +100,7 @@ def test_weights_too_large_to_square_are_not_called_infinite() -> None:
 
 
 MODEL = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
-CROWD = Population.from_models([MODEL, MODEL, MODEL])
+POPULATION = Population.from_models([MODEL, MODEL, MODEL])
 INPUTS = torch.randn(20, 3, generator=stream())
 RIGHT = MODEL(INPUTS).argmax(1)
 
@@ -119,18 +119,18 @@ def test_units_to_keep_may_be_a_list(units: object) -> None:
 @pytest.mark.parametrize("option", [{"levels": 0.5}, {"by": "snr"}])
 def test_pruning_curves_take_lists(option: dict[str, object]) -> None:
     with pytest.raises(InputError, match="as a list"):
-        pruning_curve(MODEL, None, fit(CROWD), (INPUTS, RIGHT), **option)  # type: ignore[arg-type]
+        pruning_curve(MODEL, None, fit(POPULATION), (INPUTS, RIGHT), **option)  # type: ignore[arg-type]
 
 
 def test_without_a_mistake_there_is_no_temperature() -> None:
-    found = evaluate(MODEL, CROWD, (INPUTS, RIGHT), resamples=20)
+    found = evaluate(MODEL, POPULATION, (INPUTS, RIGHT), resamples=20)
     assert (found.temperature, dict(found.tempered)) == (None, {})
     [said] = found.remarks
     assert "all of the 10 there are right" in said and said in str(found)
     assert json.loads(found.to_json())["remarks"] == [said]
     wrong = RIGHT.clone()
     wrong[::4] = 1 - wrong[::4]
-    assert evaluate(MODEL, CROWD, (INPUTS, wrong), resamples=20).remarks == ()
+    assert evaluate(MODEL, POPULATION, (INPUTS, wrong), resamples=20).remarks == ()
 
 
 def test_infinite_numbers_are_null_in_records_and_seen_in_tables() -> None:
@@ -144,5 +144,5 @@ def test_infinite_numbers_are_null_in_records_and_seen_in_tables() -> None:
 )
 def test_options_that_nothing_reads_are_refused(option: dict[str, float], text: str) -> None:
     with pytest.raises(InputError, match=text):
-        evaluate(MODEL, CROWD, (INPUTS, RIGHT), resamples=20, **option)  # type: ignore[arg-type]
-    evaluate(MODEL, CROWD, (INPUTS, RIGHT), reference=fit(CROWD), resamples=20, draws=3)
+        evaluate(MODEL, POPULATION, (INPUTS, RIGHT), resamples=20, **option)  # type: ignore[arg-type]
+    evaluate(MODEL, POPULATION, (INPUTS, RIGHT), reference=fit(POPULATION), resamples=20, draws=3)

@@ -84,8 +84,8 @@ def stock(tmp_path: Path, restored_imports: None) -> Path:
 
 def test_kl_to_a_fitted_low_rank_gaussian_has_the_digits_of_the_dense_formula() -> None:
     scales = torch.tensor([1.0] + [1e-3] * 5, dtype=torch.float64)
-    crowd = Population.from_stacked({"w": torch.randn(30, 6, generator=stream(), dtype=torch.float64) * scales})
-    p, q = fit(crowd), fit(crowd, "low-rank", rank=1)
+    population = Population.from_stacked({"w": torch.randn(30, 6, generator=stream(), dtype=torch.float64) * scales})
+    p, q = fit(population), fit(population, "low-rank", rank=1)
     mp = pytest.importorskip("mpmath")
     with mp.workdps(50):
         own = mp.diag([mp.mpf(s) ** 2 for s in p.components[0].shape.tensors()["scale"].tolist()])
@@ -128,8 +128,8 @@ def test_the_lower_bound_of_wasserstein_is_one_for_half_precision_networks() -> 
 
 
 def test_a_posterior_takes_the_room_on_disk_that_it_says(tmp_path: Path) -> None:
-    crowd = Population.from_stacked({"w": torch.randn(40, 5000, generator=stream())}, chain=torch.arange(40) % 8)
-    found = fit(crowd, "mixture", components="chains", pooled=True, shape="low-rank", rank=5)
+    population = Population.from_stacked({"w": torch.randn(40, 5000, generator=stream())}, chain=torch.arange(40) % 8)
+    found = fit(population, "mixture", components="chains", pooled=True, shape="low-rank", rank=5)
     file = found.save(tmp_path / "q.safetensors")
     assert file.stat().st_size / (4 * 5000) < found.networks + 1  # 56 networks where it says 14
     assert load_posterior(file).networks == found.networks
@@ -180,22 +180,22 @@ def test_pruning_of_half_precision_networks_takes_the_deviation_that_was_fitted(
     [("mixture", {"components": True}), ("low-rank", {"rank": 2.5}), ("mixture", {"components": ["a", "b"] * 2})],
 )
 def test_fit_refuses_options_of_the_wrong_type(family: str, options: dict[str, object]) -> None:
-    crowd = Population.from_stacked({"w": torch.randn(4, 3, generator=stream())})
+    population = Population.from_stacked({"w": torch.randn(4, 3, generator=stream())})
     with pytest.raises(InputError):
-        fit(crowd, family, **options)  # type: ignore[arg-type]
+        fit(population, family, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("option", [{"steps": 2.5}, {"draws": 4.0}, {"batch": 8.0}, {"mixed": 1.5}])
 def test_refine_refuses_numbers_that_are_not_whole(option: dict[str, float]) -> None:
-    crowd = Population.from_states(around(net(), 4, 0.1))
+    population = Population.from_states(around(net(), 4, 0.1))
     with pytest.raises(InputError):
-        refine(fit(crowd), net(), crowd, torch.zeros(5, 3), **option)  # type: ignore[arg-type]
+        refine(fit(population), net(), population, torch.zeros(5, 3), **option)  # type: ignore[arg-type]
 
 
 def test_refine_with_a_leash_leaves_out_networks_without_spread() -> None:
-    crowd = Population.from_states(around(net(), 1, 0.1) * 3)
+    population = Population.from_states(around(net(), 1, 0.1) * 3)
     inputs = torch.randn(10, 3, generator=stream())
-    found = refine(fit(crowd), net(), crowd, inputs, leash=1.0, steps=2, draws=2)
+    found = refine(fit(population), net(), population, inputs, leash=1.0, steps=2, draws=2)
     assert math.isfinite(found.provenance["refined"]["distance"])
 
 
@@ -210,10 +210,10 @@ def every_warning() -> Iterator[None]:
 
 @pytest.mark.usefixtures("every_warning")
 def test_refine_says_in_its_own_words_that_predictions_are_not_finite() -> None:
-    crowd = Population.from_states(around(net(), 4, 0.1))
+    population = Population.from_states(around(net(), 4, 0.1))
     inputs = torch.randn(10, 3, generator=stream())
     with pytest.raises(InputError, match="finite predictions"):  # and not in torch's: warnings are errors here
-        refine(fit(crowd), net(), crowd, inputs, steps=5, draws=2, rate=1e30)
+        refine(fit(population), net(), population, inputs, steps=5, draws=2, rate=1e30)
 
 
 def test_surroundings_of_a_single_number_are_numbers() -> None:
@@ -255,7 +255,7 @@ def test_compact_does_not_make_its_own_folder_unreadable(run: Run, stock: Path) 
 
 
 def test_compact_does_not_replace_the_manifest_of_its_population(run: Run, stock: Path) -> None:
-    folder = Population.open(stock / "nets").save(stock / "crowd")
+    folder = Population.open(stock / "nets").save(stock / "population")
     output = folder / "population.safetensors"
     run("compact", folder, "-o", output, "--model", f"{stock}/models.py:net", "--force")
     assert len(Population.open(folder)) == 6

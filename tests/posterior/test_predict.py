@@ -1,4 +1,4 @@
-"""What a crowd predicts: against the networks one by one, for populations and for draws of a posterior."""
+"""What a population predicts: against the networks one by one, for populations and for draws of a posterior."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.functional import population_pass as crowd
+from onebasin.functional import population_pass as networks
 from onebasin.functional.call import outputs
 from onebasin.functional.population_pass import portion
 from onebasin.population.population import Population
@@ -32,7 +32,7 @@ def mlp(classes: int = 3) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, classes))
 
 
-def crowd_of(model: nn.Module, members: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Population:
+def population_of(model: nn.Module, members: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Population:
     """Networks around the weights of the module; tied tensors stay equal, variances positive."""
     generator = seeded(seed)
     kept = model.state_dict(keep_vars=True)
@@ -53,7 +53,7 @@ def posterior_of(
     model: nn.Module, width: float, components: int = 1, weights: list[float] | None = None, rank: int = 0
 ) -> Posterior:
     """A mixture around networks like the module's, with buffers in its rest and tied tensors once."""
-    centres = crowd_of(model, components, seed=9)
+    centres = population_of(model, components, seed=9)
     kept = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}
     own = {name: first.setdefault(id(value), name) for name, value in kept.items()}
@@ -72,8 +72,8 @@ def posterior_of(
     return Posterior(tuple(gaussians), share, layout, tuple(rests))
 
 
-def one_by_one(model: nn.Module, crowd: Population, inputs: Any) -> Tensor:
-    return torch.stack([outputs(model, state, inputs) for state in crowd])
+def one_by_one(model: nn.Module, networks: Population, inputs: Any) -> Tensor:
+    return torch.stack([outputs(model, state, inputs) for state in networks])
 
 
 INPUTS = torch.randn(11, 4, generator=seeded(1))
@@ -83,13 +83,13 @@ INPUTS = torch.randn(11, 4, generator=seeded(1))
 @given(members=st.integers(1, 7), chunk=st.integers(1, 9), batch=st.integers(1, 12))
 def test_members_average_and_pieces(members: int, chunk: int, batch: int) -> None:
     model = mlp()
-    crowd = crowd_of(model, members, dtype=torch.float64)
-    expected = one_by_one(model, crowd, INPUTS)
+    networks = population_of(model, members, dtype=torch.float64)
+    expected = one_by_one(model, networks, INPUTS)
     for output, exact in (("logits", expected), ("values", expected), ("probabilities", expected.softmax(2))):
-        found = predict(model, crowd, INPUTS, output=output, chunk=chunk, batch=batch)
+        found = predict(model, networks, INPUTS, output=output, chunk=chunk, batch=batch)
         assert found.dtype == torch.float64
         torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-12)
-        mean = predict(model, crowd, INPUTS, output=output, average=True, chunk=chunk, batch=batch)
+        mean = predict(model, networks, INPUTS, output=output, average=True, chunk=chunk, batch=batch)
         torch.testing.assert_close(mean, exact.mean(0), rtol=1e-10, atol=1e-12)
 
 
@@ -97,12 +97,12 @@ def test_members_average_and_pieces(members: int, chunk: int, batch: int) -> Non
 def test_models_with_tied_weights_running_statistics_and_loops(name: str) -> None:
     case = CASES[name]
     model = case.build()
-    crowd, inputs = crowd_of(model, 5), case.inputs()
-    expected = one_by_one(model, crowd, inputs)
-    torch.testing.assert_close(predict(model, crowd, inputs, chunk=2), expected.softmax(2), rtol=1e-4, atol=1e-5)
+    networks, inputs = population_of(model, 5), case.inputs()
+    expected = one_by_one(model, networks, inputs)
+    torch.testing.assert_close(predict(model, networks, inputs, chunk=2), expected.softmax(2), rtol=1e-4, atol=1e-5)
     posterior = posterior_of(model, 0.0, components=2)
     found = predict(model, posterior, inputs, output="values", draws=4, chunk=3, statistics=False)
-    centres = Population.from_states([crowd_of(model, 2, seed=9).member(index) for index in (0, 0, 1, 1)])
+    centres = Population.from_states([population_of(model, 2, seed=9).member(index) for index in (0, 0, 1, 1)])
     torch.testing.assert_close(found, one_by_one(model, centres, inputs), rtol=1e-4, atol=1e-4)
 
 
@@ -115,8 +115,8 @@ def test_a_model_that_cannot_be_vectorised() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return x * self.w if self.w[0].item() > 0 else -x  # vmap has no `item`
 
-    crowd = Population.from_stacked({"w": torch.tensor([[2.0, 1.0], [-1.0, 1.0], [3.0, 1.0]])})
-    found = predict(Branch(), crowd, torch.tensor([[1.0, 2.0]]), output="values", chunk=1)
+    networks = Population.from_stacked({"w": torch.tensor([[2.0, 1.0], [-1.0, 1.0], [3.0, 1.0]])})
+    found = predict(Branch(), networks, torch.tensor([[1.0, 2.0]]), output="values", chunk=1)
     assert found.squeeze(1).tolist() == [[2.0, 2.0], [-1.0, -2.0], [3.0, 2.0]]
 
 
@@ -127,9 +127,9 @@ def test_torch_is_asked_once_whether_it_can_vectorise(monkeypatch: pytest.Monkey
         asked.append(given)
         raise RuntimeError("no batching rule")
 
-    monkeypatch.setattr(crowd._Together, "__call__", refuse)
+    monkeypatch.setattr(networks._Together, "__call__", refuse)
     model = mlp()
-    population = crowd_of(model, 4)
+    population = population_of(model, 4)
     found = predict(model, population, torch.zeros(3, 4), chunk=1, batch=1)
     assert len(asked) == 1 and len(found) == 4
 
@@ -188,50 +188,50 @@ def test_the_seed_decides_the_draws_and_the_global_generator_is_left_alone() -> 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_in_and_out(dtype: torch.dtype) -> None:
     model = mlp()
-    crowd = crowd_of(model, 3, dtype=dtype)
-    found = predict(model, crowd, INPUTS)
-    wide = predict(model, crowd.to(dtype=torch.float64), INPUTS)
+    networks = population_of(model, 3, dtype=dtype)
+    found = predict(model, networks, INPUTS)
+    wide = predict(model, networks.to(dtype=torch.float64), INPUTS)
     assert found.dtype == dtype
     unit = torch.finfo(dtype).eps  # logits of size < 16 err by 8 units, a probability by half of that and its own
     assert float((found.double() - wide).abs().max()) < 5 * unit
-    assert predict(model, crowd, INPUTS, average=True).dtype == torch.float64
+    assert predict(model, networks, INPUTS, average=True).dtype == torch.float64
 
 
 def test_progress_is_told_and_ends_with_all() -> None:
     told: list[tuple[int, int]] = []
-    predict(mlp(), crowd_of(mlp(), 40), INPUTS, progress=lambda done, total: told.append((done, total)))
+    predict(mlp(), population_of(mlp(), 40), INPUTS, progress=lambda done, total: told.append((done, total)))
     assert told == [(16, 40), (32, 40), (40, 40)]
 
 
 def test_classes_on_axis_one_of_a_network_that_speaks_about_places() -> None:
     model = nn.Conv1d(2, 3, 1)
-    crowd, inputs = crowd_of(model, 4), torch.randn(5, 2, 7, generator=seeded(0))
-    found = predict(model, crowd, inputs)
+    networks, inputs = population_of(model, 4), torch.randn(5, 2, 7, generator=seeded(0))
+    found = predict(model, networks, inputs)
     assert found.shape == (4, 5, 3, 7)
     torch.testing.assert_close(found.sum(2), torch.ones(4, 5, 7))
 
 
 def test_what_is_refused() -> None:
     model = mlp()
-    crowd = crowd_of(model, 2)
+    networks = population_of(model, 2)
     with pytest.raises(InputError, match='always 1, so ask for output="values"'):
-        predict(mlp(1), crowd_of(mlp(1), 2), INPUTS)
-    assert predict(mlp(1), crowd_of(mlp(1), 2), INPUTS, output="values").shape == (2, 11, 1)
+        predict(mlp(1), population_of(mlp(1), 2), INPUTS)
+    assert predict(mlp(1), population_of(mlp(1), 2), INPUTS, output="values").shape == (2, 11, 1)
     with pytest.raises(InputError, match="expected output to be one of probabilities, logits, values"):
-        predict(model, crowd, INPUTS, output="probs")  # type: ignore[arg-type]
+        predict(model, networks, INPUTS, output="probs")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="did you mean 'chunk'"):
-        predict(model, crowd, INPUTS, chunks=3)  # type: ignore[call-arg]
+        predict(model, networks, INPUTS, chunks=3)  # type: ignore[call-arg]
     with pytest.raises(InputError, match="a chunk has at least 1 network, found 0"):
-        predict(model, crowd, INPUTS, chunk=0)
+        predict(model, networks, INPUTS, chunk=0)
     with pytest.raises(InputError, match="a batch has at least 1 example, found 0"):
-        predict(model, crowd, INPUTS, batch=0)
+        predict(model, networks, INPUTS, batch=0)
     with pytest.raises(InputError, match="at least 1 network, found draws=0"):
         predict(model, posterior_of(model, 1.0), INPUTS, draws=0)
     with pytest.raises(InputError, match="empty population"):
-        predict(model, crowd[[]], INPUTS)
+        predict(model, networks[[]], INPUTS)
     with pytest.raises(InputError, match="a Population or a Posterior, found OrderedDict"):
         predict(model, model.state_dict(), INPUTS)  # type: ignore[arg-type]
-    broken: State = {name: value.clone() for name, value in crowd.stacked().items()}
+    broken: State = {name: value.clone() for name, value in networks.stacked().items()}
     broken["2.bias"][1] = torch.nan
     with pytest.raises(InputError, match="found NaN from network 1"):
         predict(model, Population.from_stacked(broken), INPUTS, average=True)
@@ -256,17 +256,17 @@ def test_a_model_for_one_number_of_examples_runs_if_it_is_told() -> None:
             return super().forward(x.reshape(11, 4))
 
     model = Fixed(4, 3)
-    crowd = crowd_of(model, 3)
-    assert predict(model, crowd, INPUTS, chunk=2, batch=11).shape == (3, 11, 3)
+    networks = population_of(model, 3)
+    assert predict(model, networks, INPUTS, chunk=2, batch=11).shape == (3, 11, 3)
     with pytest.raises(InputError, match="could not be called"):
-        predict(model, crowd, INPUTS, chunk=2)
+        predict(model, networks, INPUTS, chunk=2)
 
 
 def test_members_on_disk_are_read_in_blocks(tmp_path: Path) -> None:
     model = mlp()
-    crowd = crowd_of(model, 7)
-    opened = Population.open(crowd.save(tmp_path / "crowd"))
-    assert torch.equal(predict(model, opened, INPUTS, chunk=3), predict(model, crowd, INPUTS, chunk=3))
+    networks = population_of(model, 7)
+    opened = Population.open(networks.save(tmp_path / "population"))
+    assert torch.equal(predict(model, opened, INPUTS, chunk=3), predict(model, networks, INPUTS, chunk=3))
 
 
 @pytest.mark.parametrize("sizes", [{}, {"batch": 3}, {"chunk": 2, "batch": 3}, {"chunk": 2}])
@@ -277,11 +277,11 @@ def test_outputs_without_an_axis_of_examples(sizes: dict[str, int]) -> None:
 
     model = Total(4, 3)
     with pytest.raises(InputError, match="one row of outputs for each"):
-        predict(model, crowd_of(model, 3), INPUTS, output="values", **sizes)  # type: ignore[arg-type]
+        predict(model, population_of(model, 3), INPUTS, output="values", **sizes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sizes", [{"chunk": 2.0}, {"batch": 2.5}, {"chunk": -1}])
 def test_sizes_that_are_no_counts(sizes: dict[str, int]) -> None:
     model = mlp()
     with pytest.raises(InputError, match="has at least 1"):
-        predict(model, crowd_of(model, 3), INPUTS, **sizes)  # type: ignore[arg-type]
+        predict(model, population_of(model, 3), INPUTS, **sizes)  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from onebasin.parallel import choose as opening
 from onebasin.parallel.choose import open_executor
 from onebasin.parallel.executor import Executor, SerialExecutor
 from onebasin.parallel.serialize import as_arrived, settled
-from onebasin.population import population as crowds
+from onebasin.population import population as populations
 from onebasin.population.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank
 from onebasin.posterior.layout import FlatLayout
@@ -54,7 +54,7 @@ def convolutions() -> nn.Module:
         )
 
 
-def crowd_of(model: nn.Module, members: int, seed: int = 0) -> Population:
+def population_of(model: nn.Module, members: int, seed: int = 0) -> Population:
     generator = seeded(seed)
     stacked = {
         name: value + torch.rand((members, *value.shape), generator=generator)
@@ -88,8 +88,8 @@ def two() -> Iterator[Executor]:
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Population:
     """Seventy networks in nine shards on disk, read in an order that mixes them."""
-    whole = crowd_of(mlp(), 70)
-    folder = tmp_path_factory.mktemp("stored") / "crowd"
+    whole = population_of(mlp(), 70)
+    folder = tmp_path_factory.mktemp("stored") / "population"
     for start in range(0, 70, 8):
         with Population.writer(folder, whole.spec) as writer:
             for state in whole[start : start + 8]:
@@ -124,11 +124,15 @@ def test_running_statistics_do_not_depend_on_who_measures_them(two: Executor) ->
 @pytest.mark.parametrize("sizes", [{}, {"chunk": 3, "batch": 10}])
 @pytest.mark.parametrize("place", ["memory", "backwards", "disk"])
 def test_a_population(two: Executor, stored: Population, place: str, sizes: Any) -> None:
-    whole = crowd_of(mlp(), 70)
-    crowd = {"memory": whole, "backwards": whole[::-1], "disk": stored}[place]
-    expected, *others = (predict(mlp(), crowd, INPUTS, output="logits", **where, **sizes) for where in everywhere(two))
+    whole = population_of(mlp(), 70)
+    population = {"memory": whole, "backwards": whole[::-1], "disk": stored}[place]
+    expected, *others = (
+        predict(mlp(), population, INPUTS, output="logits", **where, **sizes) for where in everywhere(two)
+    )
     assert all(torch.equal(expected, found) for found in others)
-    expected, *others = (predict(mlp(), crowd, INPUTS, average=True, **where, **sizes) for where in everywhere(two))
+    expected, *others = (
+        predict(mlp(), population, INPUTS, average=True, **where, **sizes) for where in everywhere(two)
+    )
     assert all(torch.equal(expected, found) for found in others)
 
 
@@ -141,8 +145,8 @@ def test_progress_is_told_in_order(two: Executor, stored: Population) -> None:
 @pytest.mark.parametrize("name", ["encoder_tied", "lstm_bidirectional", "resnet_bn"])
 def test_models_of_all_kinds(two: Executor, name: str) -> None:
     model, inputs = CASES[name].build(), CASES[name].inputs()
-    crowd = Population.from_states([state_of(CASES[name].build()) for _ in range(3)])
-    expected, *others = (predict(model, crowd, inputs, chunk=1, batch=3, **where) for where in everywhere(two))
+    population = Population.from_states([state_of(CASES[name].build()) for _ in range(3)])
+    expected, *others = (predict(model, population, inputs, chunk=1, batch=3, **where) for where in everywhere(two))
     assert all(torch.equal(expected, found) for found in others)
 
 
@@ -156,8 +160,8 @@ class Branch(nn.Module):
 
 
 def test_a_model_that_cannot_be_vectorised(two: Executor) -> None:
-    crowd = Population.from_stacked({"w": torch.rand(9, 3, generator=seeded(0))})
-    expected, *others = (predict(Branch(), crowd, INPUTS, chunk=2, batch=9, **where) for where in everywhere(two))
+    population = Population.from_stacked({"w": torch.rand(9, 3, generator=seeded(0))})
+    expected, *others = (predict(Branch(), population, INPUTS, chunk=2, batch=9, **where) for where in everywhere(two))
     assert all(torch.equal(expected, found) for found in others)
 
 
@@ -179,7 +183,7 @@ def test_tensors_that_lie_askew(two: Executor) -> None:
     images = IMAGES.expand(9, 3, 8, 8).contiguous(memory_format=torch.channels_last)[:, :1]
     model, conv = mlp(), convolutions()
     for net, inputs in ((model, wide), (model, across), (conv, images)):
-        expected, *others = (predict(net, crowd_of(net, 5), inputs, **where) for where in everywhere(two))
+        expected, *others = (predict(net, population_of(net, 5), inputs, **where) for where in everywhere(two))
         assert all(torch.equal(expected, found) for found in others)
     posterior = posterior_of(model, rank=7)
     (first, *_), size = posterior.components, posterior.layout.size
@@ -222,9 +226,9 @@ def test_evaluations(two: Executor, stored: Population) -> None:
 
 def test_evaluations_of_values(two: Executor) -> None:
     line = nn.Linear(5, 1)
-    crowd, data = crowd_of(line, 40), (INPUTS, INPUTS.sum(1, keepdim=True))
+    population, data = population_of(line, 40), (INPUTS, INPUTS.sum(1, keepdim=True))
     expected, *others = (
-        evaluate(line, crowd, data, noise=0.5, resamples=20, **own).record() for own in everywhere(two)
+        evaluate(line, population, data, noise=0.5, resamples=20, **own).record() for own in everywhere(two)
     )
     assert all(found == expected for found in others)
 
@@ -246,11 +250,11 @@ def test_diversities(two: Executor, stored: Population, monkeypatch: pytest.Monk
         assert found.outside_matrix is not None and torch.equal(found.outside_matrix, expected.outside_matrix)  # type: ignore[arg-type]
         assert found.inside == expected.inside
     torch.testing.assert_close(expected.matrix, whole.matrix, rtol=1e-3, atol=1e-6)
-    assert expected.inside.crowd == pytest.approx(whole.inside.crowd, rel=1e-9)
+    assert expected.inside.population == pytest.approx(whole.inside.population, rel=1e-9)
 
 
-def test_functions_of_two_crowds(two: Executor, stored: Population) -> None:
-    other = crowd_of(mlp(), 12, seed=8)
+def test_functions_of_two_populations(two: Executor, stored: Population) -> None:
+    other = population_of(mlp(), 12, seed=8)
     judge = MMDTest(Runs.of(stored, other), permutations=19, resamples=0)
     expected, found = (compare_functions(judge, mlp(), stored, other, INPUTS, executor=own) for own in (None, two))
     assert found == expected
@@ -258,13 +262,13 @@ def test_functions_of_two_crowds(two: Executor, stored: Population) -> None:
 
 def test_no_more_than_a_chunk_is_read_and_handed_on(stored: Population, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    original = crowds.gather
+    original = populations.gather
 
     def spy(sources: Any, rows: Tensor, spec: Any) -> Any:
         read.append(len(rows))
         return original(sources, rows, spec)
 
-    monkeypatch.setattr(crowds, "gather", spy)
+    monkeypatch.setattr(populations, "gather", spy)
     with passes(mlp(), stored, INPUTS, kept=1) as chunks:
         handed = [len(outputs) for _, outputs in chunks]
     assert max(read) == MEMBERS and sum(read) == 2 + 70  # two looks at the first, to choose sizes and a way
@@ -297,8 +301,8 @@ class Recorded(SerialExecutor):
 
 
 def test_workers_go_home_when_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    crowd = crowd_of(mlp(), 9)
-    broken = {name: value.clone() for name, value in crowd.stacked().items()}
+    population = population_of(mlp(), 9)
+    broken = {name: value.clone() for name, value in population.stacked().items()}
     broken["0.bias"][4] = torch.nan
     recorded = Recorded()
     monkeypatch.setattr(opening, "open_executor", lambda *given: recorded)
@@ -313,7 +317,7 @@ def test_shards_do_not_depend_on_workers_or_memory(monkeypatch: pytest.MonkeyPat
         recorded = Recorded()
         monkeypatch.setattr(opening, "open_executor", lambda *given, own=recorded: own)
         where: Any = {"workers": workers} | ({} if memory is None else {"memory": memory})
-        predict(mlp(), crowd_of(mlp(), 70), INPUTS, **where)
+        predict(mlp(), population_of(mlp(), 70), INPUTS, **where)
         predict(mlp(), posterior_of(mlp()), INPUTS, draws=70, **where)
         found.append([len(shard) for shard in recorded.shards])
     assert found == [2 * [16, 16, 16, 16, 6]] * 2
@@ -327,7 +331,7 @@ class Total(nn.Linear):
 def test_errors_of_workers_arrive(two: Executor) -> None:
     model = Total(5, 3)
     with pytest.raises(InputError, match="one row of outputs for each"):
-        predict(model, crowd_of(model, 3), INPUTS, executor=two, chunk=2, batch=7)
+        predict(model, population_of(model, 3), INPUTS, executor=two, chunk=2, batch=7)
 
 
 def test_memory_is_stated_and_kept_to(stored: Population, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -371,9 +375,9 @@ SIZE = 3
 """
 
 
-def scaled_crowd() -> Population:
+def scaled_population() -> Population:
     with global_seed(0):
-        layer = crowd_of(nn.Linear(5, 3), 40).stacked()
+        layer = population_of(nn.Linear(5, 3), 40).stacked()
     return Population.from_stacked({f"linear.{name}": value for name, value in layer.items()})
 
 
@@ -382,7 +386,7 @@ def test_a_model_in_a_file_that_workers_cannot_import(two: Executor, tmp_path: P
     (tmp_path / "scaled_net.py").write_text(NETWORK)
     model = load(f"{tmp_path / 'scaled_net.py'}:net").model
     (tmp_path / "scaled_net.py").unlink()
-    expected, *others = (predict(model, scaled_crowd(), INPUTS, **where) for where in everywhere(two))
+    expected, *others = (predict(model, scaled_population(), INPUTS, **where) for where in everywhere(two))
     assert all(torch.equal(expected, found) for found in others)
 
 
@@ -392,12 +396,12 @@ def test_the_command_line_and_a_model_in_a_package(tmp_path: Path, run: Run) -> 
     folder.mkdir()
     for name, text in (("__init__", ""), ("scaled", NETWORK), ("net", "from .scaled import Scaled as net\n")):
         (folder / f"{name}.py").write_text(text)
-    scaled_crowd().save(tmp_path / "crowd")
+    scaled_population().save(tmp_path / "population")
     np.savez(tmp_path / "test.npz", x=INPUTS.numpy(), y=(np.arange(37) % 3).astype(np.uint8))
     records = []
     for workers in (1, 2):
         code, out, error = run(
-            *("evaluate", f"{folder / 'net.py'}:net", tmp_path / "crowd", tmp_path / "test.npz", "--json"),
+            *("evaluate", f"{folder / 'net.py'}:net", tmp_path / "population", tmp_path / "test.npz", "--json"),
             *("--workers", workers, "--memory", "4GB", "--resamples", 20),
         )
         assert not code, error

@@ -19,7 +19,7 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def crowd(members: int, prior: float, size: int = 20_000, seed: int = 0) -> Population:
+def population(members: int, prior: float, size: int = 20_000, seed: int = 0) -> Population:
     return Population.from_stacked({"w": prior * torch.randn(members, size, generator=seeded(seed))})
 
 
@@ -27,7 +27,7 @@ def crowd(members: int, prior: float, size: int = 20_000, seed: int = 0) -> Popu
 @given(members=st.sampled_from([10, 50, 200]), prior=st.sampled_from([0.01, 1.0, 7.0]), seed=st.integers(0, 99))
 def test_draws_from_the_prior_give_the_expected_share(members: int, prior: float, seed: int) -> None:
     size = 20_000
-    found = prior_shares(fit(crowd(members, prior, size, seed)), prior)
+    found = prior_shares(fit(population(members, prior, size, seed)), prior)
     assert found.networks == members
     error = math.sqrt(found.expected * (1 - found.expected) / size)
     assert abs(found.total - found.expected) < 5 * error + 1 / size
@@ -43,7 +43,7 @@ def test_the_spread_of_deviations_is_that_of_so_many_draws() -> None:
         ({},),
     )
     assert prior_shares(posterior, 1.0, networks=1000).spread == pytest.approx((0.963, 1.037), abs=5e-4)
-    std = fit(crowd(100, 1.0)).std["w"]
+    std = fit(population(100, 1.0)).std["w"]
     low, high = prior_shares(posterior, 1.0, networks=100).spread
     inside = float(((std > low) & (std < high)).double().mean())
     assert abs(inside - 0.9) < 4.5 * math.sqrt(0.09 / 20_000)
@@ -77,7 +77,7 @@ def test_running_statistics_are_no_weights() -> None:
 
 
 def test_priors_that_make_no_sense_are_refused() -> None:
-    posterior = fit(crowd(5, 1.0, 10))
+    posterior = fit(population(5, 1.0, 10))
     for prior in (0.0, -1.0, math.inf, {"v": 1.0}):
         with pytest.raises(InputError, match="positive prior"):
             prior_shares(posterior, prior)

@@ -201,14 +201,14 @@ def test_pruning_changes_nothing_that_was_given() -> None:
 
 def test_a_population_is_pruned_member_by_member() -> None:
     posterior = some_posterior()
-    crowd = posterior.draw(5, seeded(1))
-    before = crowd.stacked()["a"].clone()
+    population = posterior.draw(5, seeded(1))
+    before = population.stacked()["a"].clone()
     masks = prune(posterior, 0.3)
-    pruned = masks.apply(crowd)
+    pruned = masks.apply(population)
     for index in range(5):
-        expected = masks.apply(crowd.member(index))
+        expected = masks.apply(population.member(index))
         assert all(torch.equal(value, pruned.member(index)[name]) for name, value in expected.items())
-    assert torch.equal(crowd.stacked()["a"], before)
+    assert torch.equal(population.stacked()["a"], before)
     assert isinstance(pruned, Population)
 
 

@@ -47,78 +47,85 @@ def problem() -> tuple[nn.Module, Population, Tensor, Tensor]:
     return model, around(model), inputs[:200], inputs[200:]
 
 
-def far(model: nn.Module, posterior: Posterior, crowd: Population, inputs: Tensor) -> float:
+def far(model: nn.Module, posterior: Posterior, population: Population, inputs: Tensor) -> float:
     """Total variation between the average predictives."""
-    goal = predict(model, crowd, inputs, average=True)
+    goal = predict(model, population, inputs, average=True)
     return float(metrics.total_variation(predict(model, posterior, inputs, average=True, draws=400), goal))
 
 
-def test_a_refined_posterior_predicts_what_the_crowd_predicts(
+def test_a_refined_posterior_predicts_what_the_population_predicts(
     problem: tuple[nn.Module, Population, Tensor, Tensor],
 ) -> None:
-    model, crowd, train, test = problem
-    fitted = fit(crowd)
-    refined = refine(fitted, model, crowd, train, steps=300)
-    thinned = predictions(model, crowd[:6], test).softmax(2).mean(0)
-    goal = predict(model, crowd, test, average=True)
-    assert far(model, refined, crowd, test) < 0.4 * far(model, fitted, crowd, test)
-    assert far(model, refined, crowd, test) < float(metrics.total_variation(thinned.double(), goal))
-    own, other = (metrics.mutual_information(predict(model, q, test, draws=400)).mean() for q in (crowd, refined))
+    model, population, train, test = problem
+    fitted = fit(population)
+    refined = refine(fitted, model, population, train, steps=300)
+    thinned = predictions(model, population[:6], test).softmax(2).mean(0)
+    goal = predict(model, population, test, average=True)
+    assert far(model, refined, population, test) < 0.4 * far(model, fitted, population, test)
+    assert far(model, refined, population, test) < float(metrics.total_variation(thinned.double(), goal))
+    own, other = (metrics.mutual_information(predict(model, q, test, draws=400)).mean() for q in (population, refined))
     assert abs(float(own - other)) < 0.25 * float(own)
 
 
 def test_it_says_what_it_is_and_survives_a_file(
     problem: tuple[nn.Module, Population, Tensor, Tensor], tmp_path: Path
 ) -> None:
-    model, crowd, train, _ = problem
-    refined = refine(fit(crowd), model, crowd, train, steps=5)
+    model, population, train, _ = problem
+    refined = refine(fit(population), model, population, train, steps=5)
     told = refined.provenance["refined"]
-    assert told["networks"] == len(crowd) and told["steps"] == 5 and told["distance"] > 0 and 0 < told["narrowing"] < 1
+    assert (
+        told["networks"] == len(population)
+        and told["steps"] == 5
+        and told["distance"] > 0
+        and 0 < told["narrowing"] < 1
+    )
     again = load_posterior(refined.save(tmp_path / "q.safetensors"))
     assert again.provenance["refined"] == told
     assert all(torch.equal(again.mean[name], refined.mean[name]) for name in refined.mean)
 
 
 def test_the_seed_decides(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
-    model, crowd, train, _ = problem
-    first, same, other = (refine(fit(crowd), model, crowd, train, steps=4, seed=seed).mean for seed in (3, 3, 4))
+    model, population, train, _ = problem
+    first, same, other = (
+        refine(fit(population), model, population, train, steps=4, seed=seed).mean for seed in (3, 3, 4)
+    )
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
 @pytest.mark.parametrize("form", [refine, calibrate])
 def test_nothing_that_was_given_changes(problem: tuple[nn.Module, Population, Tensor, Tensor], form: object) -> None:
-    model, crowd, train, _ = problem
-    fitted = fit(crowd)
+    model, population, train, _ = problem
+    fitted = fit(population)
     before = [
         {name: value.clone() for name, value in each.items()}
-        for each in (model.state_dict(), fitted.mean, fitted.std, crowd.stacked())
+        for each in (model.state_dict(), fitted.mean, fitted.std, population.stacked())
     ]
     mode, state = model.training, torch.random.get_rng_state()
     assert callable(form)
-    form(fitted, model, crowd, train, steps=3)
-    after = [model.state_dict(), fitted.mean, fitted.std, crowd.stacked()]
+    form(fitted, model, population, train, steps=3)
+    after = [model.state_dict(), fitted.mean, fitted.std, population.stacked()]
     assert all(torch.equal(old[name], new[name]) for old, new in zip(before, after, strict=True) for name in old)
     assert model.training is mode and torch.equal(state, torch.random.get_rng_state())
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_calibration_keeps_ratios_within_a_tensor(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
-    model, crowd, train, test = problem
-    fitted = fit(crowd)
-    found = calibrate(fitted, model, crowd, train)
+    model, population, train, test = problem
+    fitted = fit(population)
+    found = calibrate(fitted, model, population, train)
     numbers = found.provenance["calibrated"]["tensors"][0]
     for name, (width, gain) in numbers.items():
         torch.testing.assert_close(found.std[name], fitted.std[name] * width)
         torch.testing.assert_close(found.mean[name], fitted.mean[name] * gain)
-    assert far(model, found, crowd, test) < far(model, fitted, crowd, test)
+    assert far(model, found, population, test) < far(model, fitted, population, test)
 
 
 def test_a_short_leash_holds(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
-    model, crowd, train, _ = problem
-    fitted = fit(crowd)
+    model, population, train, _ = problem
+    fitted = fit(population)
     loose, held = (
-        refine(fitted, model, crowd, train, steps=60, start=1.0, leash=leash).provenance["refined"]["narrowing"]
+        refine(fitted, model, population, train, steps=60, start=1.0, leash=leash).provenance["refined"]["narrowing"]
         for leash in (0.0, 1e4)
     )
     assert abs(held - 1) < 0.05 < abs(loose - 1)
@@ -149,21 +156,21 @@ def test_draws_have_the_stated_moments() -> None:
     assert bool(((torch.cov(draws.T) - expected).abs() <= 4.5 * error + 1e-6).all())
 
 
-def test_the_crowd_itself_is_at_distance_zero(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
-    model, crowd, train, _ = problem
-    weights, rows = torch.full((len(crowd),), 1 / len(crowd), dtype=torch.float64), torch.arange(50)
+def test_the_population_itself_is_at_distance_zero(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
+    model, population, train, _ = problem
+    weights, rows = torch.full((len(population),), 1 / len(population), dtype=torch.float64), torch.arange(50)
     for classes in (True, False):
-        teacher = Teacher.ask(model, crowd, train, classes=classes)
-        outputs = predictions(model, crowd, train[:50]).double()
+        teacher = Teacher.ask(model, population, train, classes=classes)
+        outputs = predictions(model, population, train[:50]).double()
         assert abs(float(teacher.distance(outputs, weights, rows, 1.0))) < 1e-6
-        assert float(teacher.distance(outputs[:5], weights[:5] * len(crowd) / 5, rows, 1.0)) > 1e-3
+        assert float(teacher.distance(outputs[:5], weights[:5] * len(population) / 5, rows, 1.0)) > 1e-3
 
 
 def test_the_distance_is_the_stated_formula(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
-    model, crowd, train, _ = problem
-    teacher = Teacher.ask(model, crowd, train, classes=True)
-    few = predictions(model, crowd[:4], train).double()
-    p, q = predictions(model, crowd, train).double().softmax(2), few.softmax(2)
+    model, population, train, _ = problem
+    teacher = Teacher.ask(model, population, train, classes=True)
+    few = predictions(model, population[:4], train).double()
+    p, q = predictions(model, population, train).double().softmax(2), few.softmax(2)
     gap = (p.mean(0) * (p.mean(0) / q.mean(0)).log()).sum(1).mean()
     h_p, h_q = (-(x * x.log()).sum(2).mean(0) for x in (p, q))
     found = teacher.distance(few, torch.full((4,), 0.25, dtype=torch.float64), torch.arange(len(train)), 0.7)
@@ -171,10 +178,10 @@ def test_the_distance_is_the_stated_formula(problem: tuple[nn.Module, Population
 
 
 def test_few_draws_are_not_punished_for_disagreeing(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
-    model, crowd, train, _ = problem
-    moving, rows = RefinedParameters(fit(crowd), Free, 0.6), torch.arange(40)
+    model, population, train, _ = problem
+    moving, rows = RefinedParameters(fit(population), Free, 0.6), torch.arange(40)
     function = Differentiable(model, *moving.place)
-    teacher = Teacher.ask(model, crowd, train[:40], classes=True)
+    teacher = Teacher.ask(model, population, train[:40], classes=True)
 
     def distances(draws: int, repeats: int, mirrored: bool) -> Tensor:
         generator, found = torch.Generator().manual_seed(0), []
@@ -192,12 +199,12 @@ def test_few_draws_are_not_punished_for_disagreeing(problem: tuple[nn.Module, Po
 
 def test_values_match_mean_and_spread() -> None:
     model = nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 1))
-    crowd = around(model, seed=5, width=0.15)
+    population = around(model, seed=5, width=0.15)
     inputs = torch.linspace(-2, 2, 120)[:, None]
-    fitted = fit(crowd)
-    refined = refine(fitted, model, crowd, inputs[::2], output="values", steps=300, noise=0)
+    fitted = fit(population)
+    refined = refine(fitted, model, population, inputs[::2], output="values", steps=300, noise=0)
     goal, before, after = (
-        predict(model, q, inputs[1::2], output="values", draws=500) for q in (crowd, fitted, refined)
+        predict(model, q, inputs[1::2], output="values", draws=500) for q in (population, fitted, refined)
     )
     for statistic in (Tensor.mean, Tensor.std):
         error = [(statistic(each, 0) - statistic(goal, 0)).square().mean() for each in (before, after)]
@@ -205,19 +212,19 @@ def test_values_match_mean_and_spread() -> None:
 
 
 def test_low_rank_and_mixtures_move_too(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
-    model, crowd, train, test = problem
-    for fitted in (fit(crowd, "low-rank", rank=2), fit(crowd, "mixture", components=2)):
-        refined = refine(fitted, model, crowd, train, steps=150)
+    model, population, train, test = problem
+    for fitted in (fit(population, "low-rank", rank=2), fit(population, "mixture", components=2)):
+        refined = refine(fitted, model, population, train, steps=150)
         assert [type(part.shape) for part in refined.components] == [type(part.shape) for part in fitted.components]
-        assert far(model, refined, crowd, test) < far(model, fitted, crowd, test)
+        assert far(model, refined, population, test) < far(model, fitted, population, test)
 
 
 @pytest.mark.parametrize("form", [refine, calibrate])
 def test_a_pooled_spread_stays_one(problem: tuple[nn.Module, Population, Tensor, Tensor], form: object) -> None:
-    model, crowd, train, _ = problem
-    fitted = fit(crowd, "mixture", components=3, pooled=True)
+    model, population, train, _ = problem
+    fitted = fit(population, "mixture", components=3, pooled=True)
     assert callable(form)
-    found = form(fitted, model, crowd, train, steps=3)
+    found = form(fitted, model, population, train, steps=3)
     assert found.networks == fitted.networks == 4
     assert not torch.equal(found.components[0].centre, fitted.components[0].centre)
 
@@ -226,8 +233,10 @@ def test_weights_without_spread_keep_none() -> None:
     model = classifier()
     stacked = around(model).stacked()
     stacked["2.bias"] = stacked["2.bias"][:1].expand(60, 3).clone()
-    crowd = Population.from_stacked(stacked)
-    refined = refine(fit(crowd), model, crowd, torch.randn(50, 2, generator=torch.Generator().manual_seed(0)), steps=5)
+    population = Population.from_stacked(stacked)
+    refined = refine(
+        fit(population), model, population, torch.randn(50, 2, generator=torch.Generator().manual_seed(0)), steps=5
+    )
     assert not refined.std["2.bias"].any() and refined.std["0.bias"].all()
 
 
@@ -256,9 +265,9 @@ def test_buffers_ties_and_tokens() -> None:
         state["head.weight"] = state["embedding.weight"]
         state["norm.running_var"] *= 1 + torch.rand((), generator=generator)
         states.append(state)
-    crowd = Population.from_states(states)
+    population = Population.from_states(states)
     tokens = torch.randint(5, (40,), generator=generator)
-    refined = refine(fit(crowd, model=model), model, crowd, tokens, steps=5)
+    refined = refine(fit(population, model=model), model, population, tokens, steps=5)
     drawn = refined.draw(3, generator, statistics=False)
     assert torch.equal(drawn.tensor("embedding.weight"), drawn.tensor("head.weight"))
     assert bool((drawn.tensor("norm.running_var") > 0).all())
@@ -286,8 +295,8 @@ def test_surroundings_of_several_inputs() -> None:
 
 
 def test_half_precision_stays_half(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
-    model, crowd, train, _ = problem
-    half = crowd.to(dtype=torch.float16)
+    model, population, train, _ = problem
+    half = population.to(dtype=torch.float16)
     refined = refine(fit(half), model, half, train, steps=3)
     assert {value.dtype for value in refined.mean.values()} == {torch.float16}
     assert {value.dtype for value in refined.draw(2, torch.Generator()).stacked().values()} == {torch.float16}
@@ -329,20 +338,20 @@ def test_models_that_cannot_be_vectorised_are_run_one_by_one() -> None:
 def test_bad_options_are_refused(
     problem: tuple[nn.Module, Population, Tensor, Tensor], options: dict[str, object], words: str
 ) -> None:
-    model, crowd, train, _ = problem
+    model, population, train, _ = problem
     with pytest.raises(InputError, match=words):
-        refine(fit(crowd), model, crowd, train, **options)  # type: ignore[arg-type]
+        refine(fit(population), model, population, train, **options)  # type: ignore[arg-type]
 
 
 def test_other_shapes_and_models_are_refused(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
-    model, crowd, train, _ = problem
-    fitted = fit(crowd)
+    model, population, train, _ = problem
+    fitted = fit(population)
     size = fitted.layout.size
     full = Posterior.equal([Gaussian(torch.zeros(size), Full(torch.eye(size)))], fitted.layout, [{}])
     with pytest.raises(InputError, match="diagonal or low-rank"):
-        refine(full, model, crowd, train)
+        refine(full, model, population, train)
     with pytest.raises(SpecError):
-        refine(fitted, nn.Linear(2, 3), crowd, train)
+        refine(fitted, nn.Linear(2, 3), population, train)
 
 
 def test_one_width_per_tensor_only() -> None:

@@ -39,7 +39,7 @@ def best(rows: Tensor, rank: int) -> Tensor:
 
 @settings(max_examples=25, deadline=None)
 @given(members=st.integers(2, 12), size=st.integers(1, 20), rank=st.integers(1, 25), seed=st.integers(0, 99))
-def test_small_crowds_are_exact(members: int, size: int, rank: int, seed: int) -> None:
+def test_small_populations_are_exact(members: int, size: int, rank: int, seed: int) -> None:
     rows = 5 + torch.randn(members, size, generator=seeded(seed), dtype=torch.float64)
     found = fit(Population.from_stacked({"w": rows}), "low-rank", rank=rank, oversample=members)
     factor, centred = factor_of(found), rows - rows.mean(0)
@@ -79,7 +79,7 @@ def test_power_passes_find_what_a_flat_spectrum_hides() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(rank=st.integers(1, 8), passes=st.integers(0, 2), seed=st.integers(0, 99))
-def test_no_weight_gets_more_variance_than_the_crowd_has(rank: int, passes: int, seed: int) -> None:
+def test_no_weight_gets_more_variance_than_the_population_has(rank: int, passes: int, seed: int) -> None:
     rows = torch.randn(40, 60, generator=seeded(seed), dtype=torch.float64).exp()
     factor = factor_of(fit(Population.from_stacked({"w": rows}), "low-rank", rank=rank, passes=passes, oversample=2))
     left = torch.cov(rows.T) - factor @ factor.T
@@ -119,7 +119,7 @@ def test_rows_are_read_as_often_as_promised_and_never_held_together() -> None:
     torch.testing.assert_close(exact @ exact.T, rows.T @ rows / 63)
 
 
-def test_a_crowd_of_equal_networks_has_no_directions() -> None:
+def test_a_population_of_equal_networks_has_no_directions() -> None:
     found = fit(Population.from_stacked({"w": torch.ones(30, 5)}), "low-rank", rank=2, oversample=1)
     assert float(factor_of(found).abs().max()) == 0.0
     assert float(found.std["w"].max()) == 0.0

@@ -43,15 +43,15 @@ def test_eight_energy_models_as_one_population(shared_data: Path) -> None:
     """The ANI-1x ensemble: opened as it lies on disk, moved by one element per member, every energy kept."""
     model = ani()
     vectors = {name: torch.rand(3, 384, generator=torch.Generator().manual_seed(0)) for name in "HCNO"}
-    crowd = ob.Population.open(shared_data / "checkpoints" / "ani-1x-ensemble", spec=model)
-    assert len(crowd) == 8
+    population = ob.Population.open(shared_data / "checkpoints" / "ani-1x-ensemble", spec=model)
+    assert len(population) == 8
     inputs = tuple(vectors.values())
     symmetry = ob.discover(model, inputs)
-    moved = symmetry.apply(symmetry.random(0, members=8), crowd)
-    for before, after in zip(crowd, moved, strict=True):
+    moved = symmetry.apply(symmetry.random(0, members=8), population)
+    for before, after in zip(population, moved, strict=True):
         one, other = (
             torch.func.functional_call(model, {n: t.double() for n, t in s.items()}, tuple(x.double() for x in inputs))
             for s in (before, after)
         )
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-        assert not torch.equal(before[crowd.names[0]], after[crowd.names[0]])
+        assert not torch.equal(before[population.names[0]], after[population.names[0]])

@@ -117,14 +117,14 @@ def test_a_batch_of_elements_acts_as_each_does(case: Case) -> None:
                 for name, tensor in model.state_dict().items()
             }
         )
-    crowd = ob.Population.from_states(states)
+    population = ob.Population.from_states(states)
     batch = symmetry.random(0, members=members)
     one = symmetry.random(1)
-    moved, together = symmetry.apply(batch, crowd), symmetry.apply(one, crowd)
+    moved, together = symmetry.apply(batch, population), symmetry.apply(one, population)
     for member in range(members):
-        same(moved.member(member), symmetry.apply(batch.member(member), crowd.member(member)), exactly=True)
-        same(together.member(member), symmetry.apply(one, crowd.member(member)), exactly=True)
-    assert moved.spec == crowd.spec
+        same(moved.member(member), symmetry.apply(batch.member(member), population.member(member)), exactly=True)
+        same(together.member(member), symmetry.apply(one, population.member(member)), exactly=True)
+    assert moved.spec == population.spec
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -89,13 +89,13 @@ def test_strided_tensors_move_as_their_values(symmetry: ob.Symmetry, model: nn.S
 
 
 def test_a_population_streams_to_disk(symmetry: ob.Symmetry, model: nn.Sequential, tmp_path) -> None:
-    crowd = ob.Population.from_models([mlp() for _ in range(4)])
-    crowd.save(tmp_path / "crowd")
+    population = ob.Population.from_models([mlp() for _ in range(4)])
+    population.save(tmp_path / "population")
     batch = symmetry.random(0, members=4)
-    moved = symmetry.apply(batch, ob.Population.open(tmp_path / "crowd"))
+    moved = symmetry.apply(batch, ob.Population.open(tmp_path / "population"))
     for member in range(4):
-        expected = symmetry.apply(batch.member(member), crowd.member(member))
-        assert all(torch.equal(moved.member(member)[name], expected[name]) for name in crowd.names)
+        expected = symmetry.apply(batch.member(member), population.member(member))
+        assert all(torch.equal(moved.member(member)[name], expected[name]) for name in population.names)
 
 
 def broken(symmetry: ob.Symmetry, name: str, **change: torch.Tensor) -> ob.Element:

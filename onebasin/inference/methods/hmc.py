@@ -18,7 +18,7 @@ from onebasin.errors import InputError
 from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex
 from onebasin.inference.methods.ensemble import TrainingOptions, count, training_stage
 from onebasin.inference.seeds import Streams
-from onebasin.inference.start import refuse_wild
+from onebasin.inference.start import check_start
 from onebasin.inference.target import DensityEvaluation, Target
 from onebasin.state import State
 
@@ -240,7 +240,7 @@ class HMC:
         """Evaluate the start and find a step size of the right magnitude."""
         position, rest = start.position, start.rest
         found = self.target(position, rest)
-        refuse_wild(found, streams.chains)
+        check_start(found, streams.chains)
         inverse_mass = torch.ones_like(position[:, :1])
         if self.step_size is None:
             step = self._first_step(Phase(position, torch.zeros_like(position), found), rest, inverse_mass, streams)

@@ -25,7 +25,7 @@ from onebasin.errors import InputError
 from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex
 from onebasin.inference.methods.ensemble import TrainingOptions, count, training_stage
 from onebasin.inference.seeds import Streams
-from onebasin.inference.start import refuse_wild
+from onebasin.inference.start import check_start
 from onebasin.inference.target import DensityEvaluation, Target
 from onebasin.state import State
 
@@ -116,7 +116,7 @@ class Microcanonical:
     def init(self, start: Draws, streams: Streams) -> MCLMCState:
         """Start at given networks in random directions."""
         found = self.target(start.position, start.rest)
-        refuse_wild(found, streams.chains)
+        check_start(found, streams.chains)
         direction = unit(streams.gaussian("direction", start.position))
         step = torch.full_like(found.log_prior, _FIRST_STEP)
         zero = torch.zeros_like(step)

@@ -26,7 +26,7 @@ from onebasin.errors import InputError
 from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex
 from onebasin.inference.methods.ensemble import TrainingOptions, count, training_stage
 from onebasin.inference.seeds import Streams
-from onebasin.inference.start import refuse_wild
+from onebasin.inference.start import check_start
 from onebasin.inference.target import Minibatches, Target
 from onebasin.state import State
 
@@ -95,7 +95,7 @@ class SGMCMC:
 
     def init(self, start: Draws, streams: Streams) -> SGHMCState:
         """Start at given networks with thermal momentum."""
-        refuse_wild(self.target(start.position, start.rest), streams.chains)
+        check_start(self.target(start.position, start.rest), streams.chains)
         momentum = streams.gaussian("momentum", start.position) * math.sqrt(self.temperature)
         ones = torch.ones(len(momentum), dtype=start.position.dtype, device=momentum.device)
         return SGHMCState(start.position, momentum, start.rest, start.position, ones)

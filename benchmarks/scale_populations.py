@@ -1,4 +1,4 @@
-"""Crowds for `benchmarks.scale`: independent networks, made in no time, in memory or streamed to the disk."""
+"""Populations for `benchmarks.scale`: independent networks, made in no time, in memory or streamed to the disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a path holds as a crowd: networks, or a posterior that networks are drawn from."""
+"""What a path holds as a population: networks, or a posterior that networks are drawn from."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def build(reference: str, seed: int) -> nn.Module:
         return load(reference).model
 
 
-def open_crowd(path: Path, model: nn.Module) -> Networks:
+def open_population_or_posterior(path: Path, model: nn.Module) -> Networks:
     """The posterior in a file, or the networks that a word stands for, as for `Population.open`.
 
     Raises:

@@ -1,6 +1,6 @@
-"""Does one run replace many trainings? Crowds of networks compared as weights, without symmetries, and as functions.
+"""Does one run replace many trainings? Populations compared as weights, without symmetries, and as functions.
 
-Run it with `python examples/two_crowds.py`; it takes some ten seconds.
+Run it with `python examples/two_populations.py`; it takes some ten seconds.
 """
 
 import math
@@ -18,7 +18,7 @@ def main() -> None:
     symmetry = ob.discover(model, test[0][:2])
     training = {"epochs": 20, "rate": 3e-3, "prior": 0.3}
     reference = ob.sample(model, train, "ensemble", modes=24, seed=0, **training)
-    crowds = {
+    populations = {
         "12 other trainings": ob.sample(model, train, "ensemble", modes=12, seed=1, **training),
         "SWAG, 4 runs of 3": ob.sample(model, train, "swag", modes=4, draws=3, seed=1, **training),
         "SWAG, 1 run of 12": ob.sample(model, train, "swag", modes=1, draws=12, seed=1, **training),
@@ -27,9 +27,9 @@ def main() -> None:
     quick = {"layers": False, "permutations": 199, "resamples": 0}
     print(f"{len(reference)} trainings as the reference")
     print(f"{'':20s}{'raw MMD^2':>10s}{'NS':>8s}{'from runs':>11s}{'p':>7s}{'functions':>11s}{'diversity':>11s}")
-    for name, crowd in crowds.items():
-        found = ob.discrepancy(crowd, reference, symmetry=symmetry, model=model, inputs=test[0], **quick)
-        pairs = ob.diversity(model, crowd, test[0]).inside.pairs.mean
+    for name, population in populations.items():
+        found = ob.discrepancy(population, reference, symmetry=symmetry, model=model, inputs=test[0], **quick)
+        pairs = ob.diversity(model, population, test[0]).inside.pairs.mean
         runs = "unknown" if math.isnan(found.ns.explained) else f"{found.ns.explained:.3f}"
         numbers = f"{found.raw.total.squared:10.3f}{found.ns.squared:8.3f}{runs:>11s}{found.ns.p_value:7.3f}"
         print(f"{name:20s}{numbers}{found.function.squared:11.3f}{pairs:11.4f}")

@@ -1,6 +1,6 @@
 """Many networks: is consensus linear in their number, better than its peers, and at home on the disk?
 
-python -m benchmarks.crowds measure FOLDER     # what `disk_table` runs in a process of its own
+python -m benchmarks.population_speed measure FOLDER     # what `disk_table` runs in a process of its own
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def mean_overlap(stacked: State) -> float:
 
 
 def linearity(seeds: int, sizes: tuple[int, int], targets: Targets) -> None:
-    """Time of consensus for two sizes of a crowd, in alternation."""
+    """Time of consensus for two sizes of a population, in alternation."""
     symmetry = symmetry_of(SMALL)
     few, many = sizes
     for kind, make in (("one network, moved, unit noise", scattered), ("independent networks", independent)):
@@ -67,9 +67,9 @@ def linearity(seeds: int, sizes: tuple[int, int], targets: Targets) -> None:
         times: dict[int, list[float]] = {few: [], many: []}
         for seed in range(seeds):
             for size in sizes:
-                crowd = make(SMALL, size, seed)
+                population = make(SMALL, size, seed)
                 started = time.perf_counter()
-                align(crowd, symmetry, reference="consensus")
+                align(population, symmetry, reference="consensus")
                 times[size].append(time.perf_counter() - started)
         ratios = [long / short for long, short in zip(times[many], times[few], strict=True)]
         print(f"{kind}: {few} in {spread(times[few])} s, {many} in {spread(times[many])} s")
@@ -85,14 +85,14 @@ def quality(seeds: int, members: int, targets: Targets) -> None:
     for kind, make in (("one network, moved, unit noise", scattered), ("independent networks", independent)):
         found: dict[str, list[tuple[float, float]]] = {"consensus": [], "first": [], "MergeMany": []}
         for seed in range(seeds):
-            crowd = make(SMALL, members, seed)
+            population = make(SMALL, members, seed)
             for name in found:
                 started = time.perf_counter()
                 if name == "MergeMany":
                     generator = torch.Generator().manual_seed(seed)
-                    moved = Population.from_states(coordinate.merge_many(list(crowd), axes, generator))
+                    moved = Population.from_states(coordinate.merge_many(list(population), axes, generator))
                 else:
-                    moved = align(crowd, symmetry, reference=name).population
+                    moved = align(population, symmetry, reference=name).population
                 seconds = time.perf_counter() - started
                 found[name].append((mean_overlap(moved.stacked()), seconds))
         print(f"{kind}:")
@@ -104,7 +104,7 @@ def quality(seeds: int, members: int, targets: Targets) -> None:
             targets.judge(claim, f"{spread(gains, 1)} %", statistics.mean(gains) >= -1e-4)
 
 
-def crowd_table(seeds: int, quick: bool, targets: Targets) -> None:
+def population_table(seeds: int, quick: bool, targets: Targets) -> None:
     head(f"Consensus, {'-'.join(map(str, SMALL))}", "permutations only; peers: align to the first network, MergeMany")
     linearity(1 if quick else min(seeds, 3), (5, 50) if quick else (100, 1000), targets)
     quality(seeds, 4 if quick else 20, targets)
@@ -116,12 +116,12 @@ def crowd_table(seeds: int, quick: bool, targets: Targets) -> None:
 def measure(folder: Path) -> dict[str, float]:
     """Align the population of a folder into a folder beside it; seconds, peak memory, overlap before and after."""
     symmetry = symmetry_of(LARGE)
-    crowd = Population.open(folder / "crowd")
+    population = Population.open(folder / "population")
     with Peak() as peak:
         started = time.perf_counter()
-        found = align(crowd, symmetry, reference="consensus", path=folder / "aligned")
+        found = align(population, symmetry, reference="consensus", path=folder / "aligned")
         seconds = time.perf_counter() - started
-    overlaps = streamed_overlap(crowd), streamed_overlap(found.population)
+    overlaps = streamed_overlap(population), streamed_overlap(found.population)
     return {
         "seconds": seconds,
         "bytes": peak.nbytes,
@@ -131,30 +131,30 @@ def measure(folder: Path) -> dict[str, float]:
     }
 
 
-def streamed_overlap(crowd: Population) -> float:
+def streamed_overlap(population: Population) -> float:
     """`mean_overlap` of networks on disk, block by block."""
     sums: dict[str, Tensor] = {}
     own = 0.0
-    for _, block in crowd.blocks():
+    for _, block in population.blocks():
         for name, value in block.items():
             sums[name] = sums.get(name, 0) + value.double().sum(0)
             own += float(value.double().square().sum())
-    many = len(crowd)
+    many = len(population)
     return (sum(float(value.square().sum()) for value in sums.values()) - own) / (many * (many - 1))
 
 
 def disk_table(members: int, targets: Targets) -> None:
     CACHE.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=CACHE) as place:
-        with Population.writer(Path(place) / "crowd", fresh(LARGE, 0)) as writer:
+        with Population.writer(Path(place) / "population", fresh(LARGE, 0)) as writer:
             for member in range(members):
                 writer.append(fresh(LARGE, member))
-        size = sum(file.stat().st_size for file in (Path(place) / "crowd").iterdir()) / 1e9
+        size = sum(file.stat().st_size for file in (Path(place) / "population").iterdir()) / 1e9
         head(
             f"{members:,} networks {'-'.join(map(str, LARGE))} from disk, {size:.2f} GB of shards",
             "independent networks, consensus; memory is the peak of anonymous memory above the start",
         )
-        command = [sys.executable, "-m", "benchmarks.crowds", "measure", place]
+        command = [sys.executable, "-m", "benchmarks.population_speed", "measure", place]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         print(done.stderr.strip()[-2000:])

@@ -1,4 +1,4 @@
-"""What ``onebasin compare`` says where A and B hold several networks each: how far the two crowds are apart."""
+"""What ``onebasin compare`` says where A and B hold several networks each: how far the two populations are apart."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,8 @@ from onebasin.reporting import table
 
 
 @dataclass(frozen=True, eq=False)
-class CrowdComparison:
-    """Two crowds, compared.
+class PopulationComparison:
+    """Two populations, compared.
 
     Attributes:
         report: distances and MMD of weights and, with data, of functions.
@@ -68,27 +68,29 @@ def several(text: str, known: Known) -> Population | None:
     return networks if len(networks) > 1 else None
 
 
-def compare_crowds(
+def compare_populations(
     known: Known, a: Population, b: Population, data: Examples | None = None, **options: Any
-) -> CrowdComparison:
-    """Compare two crowds.
+) -> PopulationComparison:
+    """Compare two populations.
 
     Args:
         known: their symmetry and, where it was given, their model.
-        a: one crowd.
+        a: one population.
         b: the other.
         data: inputs on which to compare what they compute; targets are not looked at.
         **options: of `discrepancy`: `forms`, `preset`, `output`, `permutations`, `seed`, `workers`, ...
     """
     if data is None:
-        return CrowdComparison(discrepancy(a, b, symmetry=known.symmetry, **options))
+        return PopulationComparison(discrepancy(a, b, symmetry=known.symmetry, **options))
     model, inputs = known.runs("--data"), data.inputs
     report = discrepancy(a, b, symmetry=known.symmetry, model=model, inputs=inputs, **options)
-    found = CrowdComparison(report, examples_in(inputs))
+    found = PopulationComparison(report, examples_in(inputs))
     answer = answers(model, a.member(0), inputs)
     if options.get("output") == "values" or answer.dim() != 2 or answer.shape[1] < 2:
         return found
-    first, second = (predict(model, crowd, inputs, average=True, **execution_options_of(options)) for crowd in (a, b))
-    return CrowdComparison(
+    first, second = (
+        predict(model, population, inputs, average=True, **execution_options_of(options)) for population in (a, b)
+    )
+    return PopulationComparison(
         report, found.examples, float(agreement(first, second)), float(total_variation(first, second))
     )
