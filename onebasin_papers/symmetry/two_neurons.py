@@ -173,8 +173,8 @@ def _figure(views: tuple[View, ...]) -> ob.reporting.Figure:
         "Where do the two output weights of trained networks lie?",
         f"Left: {raw.above:,} networks above the mirror, {len(raw.population) - raw.above:,} below: either unit can "
         "take either role. Middle: every network moved to the lightest one with the same function; the ring's "
-        f"thickness goes from {raw.thickness.value:.1f} % to {scaled.thickness.value:.1f} % of its radius. Right: units sorted, "
-        f"{last.above} networks are left above the mirror. Empty places hold no network.",
+        f"thickness goes from {raw.thickness.value:.1f} % to {scaled.thickness.value:.1f} % of its radius. "
+        f"Right: units sorted, {last.above} networks are left above the mirror. Empty places hold no network.",
         tuple(heat(view.name, *view.weights, places, axes, mirror) for view in views),
     )
 
