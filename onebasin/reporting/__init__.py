@@ -22,7 +22,7 @@ from onebasin.reporting.record import (
     tally,
     write_record,
 )
-from onebasin.reporting.text import table
+from onebasin.reporting.text import table, text_table
 from onebasin.reporting.write import write_report
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "read_record",
     "table",
     "tally",
+    "text_table",
     "write_record",
     "write_report",
 ]

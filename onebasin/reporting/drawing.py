@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any
 
-from onebasin.reporting.markdown import one_line
 from onebasin.reporting.record import Axis, Panel, Rule, Series
+from onebasin.reporting.text import one_line
 
 # ----------------------------------------------------------------------
 # Colours: one name each, with a value on light and one on dark paper.

@@ -9,9 +9,9 @@ from typing import Any
 
 from onebasin.errors import DiskError, InputError
 from onebasin.reporting.drawing import WIDTH, draw, height, house_style
-from onebasin.reporting.markdown import Names
 from onebasin.reporting.page import page
 from onebasin.reporting.record import Figure, Record, write_whole
+from onebasin.reporting.text import Names
 
 # ----------------------------------------------------------------------
 # A figure as files for papers and talks: SVG, PDF and PNG on white paper, the same bytes from the same record.

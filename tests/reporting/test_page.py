@@ -21,7 +21,7 @@ from PIL import Image
 from onebasin.cli.report import report as verb
 from onebasin.errors import DiskError, InputError, StorageError
 from onebasin.reporting.drawing import GRADIENT, ROLES, SERIES, variables
-from onebasin.reporting.markdown import best_rows, error_text, figure_of, markdown, published_text
+from onebasin.reporting.markdown import markdown
 from onebasin.reporting.page import inline_svg
 from onebasin.reporting.record import (
     Axis,
@@ -36,6 +36,7 @@ from onebasin.reporting.record import (
     encode,
     write_record,
 )
+from onebasin.reporting.text import best_rows, error_text, figure_of, published_text
 from onebasin.reporting.write import write_report
 from tests.sample_record import HOSTILE, hostile_record, sample_record
 
@@ -354,7 +355,7 @@ def test_a_report_needs_no_torch(tmp_path: Path) -> None:
 
 
 def test_importing_the_room_is_light() -> None:
-    code = "import sys, onebasin.report; print([m for m in ('matplotlib', 'numpy') if m in sys.modules])"
+    code = "import sys, onebasin.reporting; print([m for m in ('matplotlib', 'numpy') if m in sys.modules])"
     code = f"import sys; sys.modules['torch'] = None; {code}"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert run.stdout.strip() == "[]", run.stderr
@@ -408,7 +409,7 @@ def test_the_verb_refuses_what_is_no_run(call: Verb, tmp_path: Path) -> None:
 
 
 def test_style_and_script_come_with_the_package() -> None:
-    for name in ("page.css", "page.js"):
+    for name in ("page.html", "page.css", "page.js"):
         assert files("onebasin.reporting").joinpath(name).is_file()
 
 
