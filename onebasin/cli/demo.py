@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from onebasin.cli.options import debug
-from onebasin.cli.reproduce import conducted
+from onebasin.cli.options import debug, seed_option
+from onebasin.cli.reproduce import run_with_progress
 from onebasin_papers.demo import STUDY, plan
 from onebasin_papers.study import Bench
 
@@ -21,7 +21,7 @@ _WIDTH = 100  # characters in a line of the summary
     show_default=True,
     help="Folder of networks, record and report.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Of everything.")
+@seed_option
 @click.option("--only", multiple=True, metavar="PART", help="Only this part; repeat it for several. See above.")
 @click.option("--fresh", is_flag=True, help="Begin again: remove the parts and networks that OUTPUT holds.")
 @debug
@@ -39,7 +39,9 @@ def demo(*, output: Path, seed: int, only: tuple[str, ...], fresh: bool) -> None
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     from onebasin.reporting import write_report
 
-    record = conducted(STUDY, Bench(plan(), seed, output), f"onebasin demo --seed {seed}", only=only, fresh=fresh)
+    record = run_with_progress(
+        STUDY, Bench(plan(), seed, output), f"onebasin demo --seed {seed}", only=only, fresh=fresh
+    )
     click.echo()
     for sentence in record.summary:
         click.echo(click.wrap_text(f"- {sentence}", _WIDTH, subsequent_indent="  "))

@@ -7,7 +7,7 @@ from torch import nn
 
 from onebasin.cli.load import load
 from onebasin.cli.networks import example, example_options
-from onebasin.cli.options import debug, progress
+from onebasin.cli.options import debug, progress, seed_option
 from onebasin.errors import DiskError, InputError, SymmetryError
 from onebasin.functional import global_seed
 from onebasin.population import Population
@@ -20,20 +20,13 @@ from onebasin.symmetry import verify
 @click.argument("reference", metavar="MODEL")
 @example_options
 @click.option("--weights", type=click.Path(path_type=Path), help="Checkpoint to load into the model first.")
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    metavar="N",
-    show_default=True,
-    help="Seed of weights, inputs, proof.",
-)
+@seed_option
 @click.option(
     "--frozen",
     multiple=True,
     metavar="NAME",
-    help="Parameter, or module for all of its own, that is a constant. Repeat it for several. Default: those that "
-    "require no gradient.",
+    help="Parameter that is a constant, or module whose parameters all are. Repeat it for several. Default: "
+    "parameters that require no gradient.",
 )
 @click.option(
     "--training-input",
@@ -76,7 +69,7 @@ def discover(
       onebasin discover my_package.models:tagger --input ids:2x16 --json
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     if evaluation_only and training_texts:
-        raise InputError("--evaluation-only and --training-input contradict each other: give one of them.")
+        raise InputError("--evaluation-only and --training-input contradict each other: leave out --training-input.")
     with global_seed(seed):
         loaded = load(reference)
         inputs = example(loaded, texts, vocabulary, seed)

@@ -47,8 +47,8 @@ class _Verbs(UserDict[str, click.Command]):
     def __missing__(self, name: str) -> click.Command:
         if name not in _VERBS:
             raise KeyError(name)
-        own = f"{name}_" if iskeyword(name) else name
-        self.data[name] = getattr(import_module(f"onebasin.cli.{own}"), own)
+        module = f"{name}_" if iskeyword(name) else name
+        self.data[name] = getattr(import_module(f"onebasin.cli.{module}"), module)
         return self.data[name]
 
     def __contains__(self, name: object) -> bool:
@@ -97,19 +97,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 @contextmanager
 def _warnings_as_lines() -> Iterator[None]:
     """Print warnings of our own to stderr, each sentence once, without the place in our code that it comes from."""
-    told: set[str] = set()
+    printed: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("always", OnebasinWarning)
-        others = warnings.showwarning
+        show_other = warnings.showwarning
 
-        def tell(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
             if not issubclass(category, OnebasinWarning):
-                others(message, category, *place, **more)
-            elif str(message) not in told:
-                told.add(str(message))
+                show_other(message, category, *place, **more)
+            elif str(message) not in printed:
+                printed.add(str(message))
                 click.echo(f"warning: {_printable(str(message))}", err=True)
 
-        warnings.showwarning = tell
+        warnings.showwarning = show
         yield
 
 
@@ -127,7 +127,7 @@ def entry() -> None:
 
 
 def _printable(text: str) -> str:
-    """A text that cannot steer the terminal: names in a stranger's file may hold anything."""
+    """A text that cannot steer the terminal: names in a file may hold anything."""
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in text)
 
 

@@ -1,4 +1,4 @@
-"""``onebasin reproduce``: a paper's experiments again, its claims judged, and a report of it all."""
+"""``onebasin reproduce``: the experiments of a paper, verdicts on its claims, and a report."""
 
 import shlex
 from importlib import import_module
@@ -7,18 +7,13 @@ from typing import Any
 
 import click
 
-from onebasin.cli.options import debug, progress_bar
+from onebasin.cli.options import debug, progress_bar, seed_option
 from onebasin.reporting import Record, tally
 from onebasin_papers.study import Bench, Study, run_study
 
-PAPERS = {
-    "compact": "Xiao, Liu & Bamler 2023, compact posteriors by re-basin (arXiv 2401.00611)",
-    "symmetry": "Laurent, Aldea & Franchi 2024, symmetry-aware posteriors (arXiv 2310.08287)",
-}
-
 
 @click.command()
-@click.argument("paper", type=click.Choice(list(PAPERS)))
+@click.argument("paper", type=click.Choice(["compact", "symmetry"]))
 @click.option(
     "--preset",
     type=click.Choice(["quick", "full"]),
@@ -26,7 +21,7 @@ PAPERS = {
     show_default=True,
     help="quick: embedded digits, minutes. full: the paper's networks and data, many hours; needs --data-dir.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Of everything.")
+@seed_option
 @click.option(
     "-o",
     "--output",
@@ -73,15 +68,15 @@ def reproduce(
     module = import_module(f"onebasin_papers.{paper}")
     folder = output or Path(f"reproduce-{paper}-{preset}")
     bench = Bench(module.plan(preset, None if data_dir is None else str(data_dir)), seed, folder)
-    record = conducted(module.STUDY, bench, _command(paper, preset, seed), only=only, fresh=fresh)
+    record = run_with_progress(module.STUDY, bench, _command(paper, preset, seed), only=only, fresh=fresh)
     click.echo(f"\n{verdicts(record)}\n")
     click.echo(str(write_report(record, folder)))
 
 
-def conducted(
+def run_with_progress(
     study: Study, bench: Bench[Any], command: str, *, only: tuple[str, ...] = (), fresh: bool = False
 ) -> Record:
-    """Run a study with a line and a bar for each part, on stderr."""
+    """Run a study, with a line and a bar for each part on stderr."""
     try:
         return run_study(
             study,

@@ -3,12 +3,12 @@
 from torch import Tensor
 
 from onebasin.alignment import Transpositions, expected_transpositions
-from onebasin.reporting import table
+from onebasin.reporting import text_table
 from onebasin.symmetry import Space, Symmetry
 
 
 def short(number: float) -> str:
-    """A number as a person reads it: four digits, or all before the point.
+    """A number in four digits, or all before the point.
 
     >>> short(33432.9), short(0.00757857), short(-1e-15), short(2)
     ('33,433', '0.007579', '-1e-15', '2')
@@ -16,15 +16,14 @@ def short(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
 
 
-def swaps(found: Transpositions, symmetry: Symmetry) -> str:
+def swaps(counts: Transpositions, symmetry: Symmetry) -> str:
     """Swaps and flips of each space beside the swaps that chance gives; of a batch, means over its members."""
     if not symmetry.spaces:
         return "this architecture has no symmetries, so nothing can be moved"
-    rows = [("space", "units", "swaps", "at random", "flips")]
-    rows += [_row(space, found) for space in symmetry.spaces]
-    if len(found.sizes) > 1:
-        rows.append(("all", "", _mean(found.total), f"{found.expected:.1f} ± {found.spread:.1f}", ""))
-    return table(rows)
+    rows = [_row(space, counts) for space in symmetry.spaces]
+    if len(counts.sizes) > 1:
+        rows.append(("all", "", _mean(counts.total), f"{counts.expected:.1f} ± {counts.spread:.1f}", ""))
+    return text_table(("space", "units", "swaps", "at random", "flips"), rows)
 
 
 def chance(space: Space) -> tuple[float, float]:
@@ -33,13 +32,13 @@ def chance(space: Space) -> tuple[float, float]:
     return space.copies * mean, space.copies**0.5 * spread
 
 
-def _row(space: Space, found: Transpositions) -> tuple[str, str, str, str, str]:
+def _row(space: Space, counts: Transpositions) -> tuple[str, str, str, str, str]:
     units = str(space.size) if space.copies == 1 else f"{space.size} x {space.copies}"
-    flips = _mean(found.flips[space.name]) if any(kind.endswith("sign") for kind in space.generators) else ""
+    flips = _mean(counts.flips[space.name]) if any(kind.endswith("sign") for kind in space.generators) else ""
     if not space.permutable:
         return space.name, units, "", "", flips
     mean, spread = chance(space)
-    return space.name, units, _mean(found.spaces[space.name]), f"{mean:.1f} ± {spread:.1f}", flips
+    return space.name, units, _mean(counts.spaces[space.name]), f"{mean:.1f} ± {spread:.1f}", flips
 
 
 def _mean(counts: Tensor) -> str:

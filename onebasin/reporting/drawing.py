@@ -14,9 +14,6 @@ from typing import Any
 from onebasin.reporting.record import Axis, Panel, Rule, Series
 from onebasin.reporting.text import one_line
 
-# ----------------------------------------------------------------------
-# Colours: one name each, with a value on light and one on dark paper.
-
 
 @dataclass(frozen=True)
 class Shade:
@@ -27,7 +24,7 @@ class Shade:
 
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; brighter on dark paper. Their yellow
-# is left out: nobody sees it on white.
+# is left out: it cannot be seen on white.
 SERIES = (
     Shade("#0072b2", "#5ab0ee"),  # blue
     Shade("#d55e00", "#ff8f4a"),  # vermillion
@@ -76,8 +73,8 @@ def variables() -> dict[str, Shade]:
 
 def style_rule() -> str:
     """The CSS rule that gives every variable its value; ``color-scheme`` of the page chooses the paper."""
-    told = "".join(f"{name}:light-dark({shade.light},{shade.dark});" for name, shade in variables().items())
-    return f":root{{{told}}}"
+    values = "".join(f"{name}:light-dark({shade.light},{shade.dark});" for name, shade in variables().items())
+    return f":root{{{values}}}"
 
 
 def as_variable(colour: str) -> str:
@@ -92,9 +89,7 @@ def as_variable(colour: str) -> str:
 _VARIABLES = {shade.light: f"var({name})" for name, shade in variables().items()}
 
 
-# ----------------------------------------------------------------------
 # How series of a panel are told apart: by colour, and by marker or dash, so that no colour is needed.
-
 
 _DASHED = (0, (4, 2))
 _OUTLINES: tuple[Any, ...] = ("solid", (0, (7, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
@@ -112,9 +107,9 @@ class Look:
 
 
 def looks(series: Sequence[Series]) -> list[Look]:
-    """One look per series; those without a shade get the numbers that nobody claimed, in order."""
-    claimed = {one.shade for one in series}
-    free = (number for number in count() if number not in claimed)
+    """One look per series; those without a shade get the numbers that are not taken, in order."""
+    taken = {one.shade for one in series}
+    free = (number for number in count() if number not in taken)
     return [_look(next(free) if one.shade is None else one.shade, one.dashed) for one in series]
 
 
@@ -126,10 +121,6 @@ def _look(number: int, dashed: bool) -> Look:
         _DASHED if dashed else _AGAIN[again],
         _DASHED if dashed else _OUTLINES[number % len(_OUTLINES)],
     )
-
-
-# ----------------------------------------------------------------------
-# Axes of a panel: scale, ends, few ticks, names.
 
 
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -245,10 +236,6 @@ def edges_between(places: Sequence[float], log: bool) -> list[float]:
     return [math.exp(end) for end in ends] if log else ends
 
 
-# ----------------------------------------------------------------------
-# Bars under names: upright where the names fit beneath, lying where they do not.
-
-
 _LETTERS = 44  # that fit beneath a panel
 _GROUP = 0.78  # part of the place between two names that bars fill
 
@@ -289,10 +276,6 @@ def draw_bars(axes: Any, panel: Panel) -> list[Any]:
     if flat:
         axes.invert_yaxis()
     return handles
-
-
-# ----------------------------------------------------------------------
-# Lines with bands, points with bars of error, histograms as outlines.
 
 
 _MARKED, _LONG = 9, 16  # markers on a line, and points from which on not every one has its own
@@ -396,10 +379,6 @@ def _finish(axes: Any, panel: Panel, log_x: bool, log_y: bool) -> None:
     dress(axes, "y", panel.y, log_y, crossed(panel, "horizontal"))
 
 
-# ----------------------------------------------------------------------
-# Heat maps: values on a grid as colours, with a bar that tells which colour is which value.
-
-
 _WRITTEN = 64  # cells at most that also show their value as text
 _VECTOR = 600  # cells at most that are drawn one by one; more become a picture inside the figure
 _STEPS = 48
@@ -484,10 +463,6 @@ def _write_values(axes: Any, panel: Panel, mesh: Any, values: Any) -> None:
                     fontsize=8,
                     color="#000000" if bright else "#fffffe",  # colours that are not of the palette stay what they are
                 )
-
-
-# ----------------------------------------------------------------------
-# One drawing path: every panel, for the page and for files, is drawn here by matplotlib.
 
 
 WIDTH = 4.4  # inches of a panel

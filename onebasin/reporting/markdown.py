@@ -72,8 +72,8 @@ def _cell(cell: Cell, column: Column, is_best: bool) -> str:
     value = value_text(cell, column)
     value = f"**{value}**" if is_best else value
     remarks = [part for part in (published_text(cell, column), _text(cell.note)) if part]
-    told = " ".join(part for part in (value, error_text(cell, column)) if part)
-    return told + (f" ({'; '.join(remarks)})" if remarks else "")
+    text = " ".join(part for part in (value, error_text(cell, column)) if part)
+    return text + (f" ({'; '.join(remarks)})" if remarks else "")
 
 
 def _text(text: str) -> str:

@@ -206,7 +206,6 @@ def _column_tip(column: Column) -> str:
     return tip[:1].upper() + tip[1:]
 
 
-# ----------------------------------------------------------------------
 # A panel as SVG inside the page: colours follow the page's light or dark paper, and nothing in it can act.
 
 _COLOUR = re.compile("#[0-9a-fA-F]{6}")
@@ -279,10 +278,10 @@ def _local(name: str) -> str:
 def _own_ids(root: ElementTree.Element, name: str) -> None:
     """Keep the ids that something points to, and begin them with `name`."""
     pointed = {
-        found
+        target
         for element in root.iter()
         for value in element.attrib.values()
-        for found in [*_REFERENCE.findall(value), *([value[1:]] if value.startswith("#") else [])]
+        for target in [*_REFERENCE.findall(value), *([value[1:]] if value.startswith("#") else [])]
     }
     for element in root.iter():
         for key, value in list(element.attrib.items()):
@@ -294,7 +293,7 @@ def _own_ids(root: ElementTree.Element, name: str) -> None:
             elif key == "href" and value.startswith("#"):
                 element.set(key, f"#{name}-{value[1:]}")
             else:
-                element.set(key, _REFERENCE.sub(lambda found: f"{name}-{found[0]}", value))
+                element.set(key, _REFERENCE.sub(lambda match: f"{name}-{match[0]}", value))
 
 
 def _dressed(style: str) -> str:
@@ -303,4 +302,4 @@ def _dressed(style: str) -> str:
     >>> _dressed("font: 9px 'DejaVu Sans', 'Arial'; fill: #ffffff")
     'font: 9px var(--text); fill: var(--paper)'
     """
-    return _COLOUR.sub(lambda found: as_variable(found[0]), _FONT.sub("var(--text)", style))
+    return _COLOUR.sub(lambda match: as_variable(match[0]), _FONT.sub("var(--text)", style))

@@ -1,4 +1,4 @@
-"""Records on disk: one JSON file."""
+"""Records: sections with text, tables, figures and claims, and their JSON file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,6 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from onebasin.errors import DiskError, InputError, StorageError
-
-# ----------------------------------------------------------------------
-# Claims of a paper, and whether they held here.
-
 
 VERDICTS = ("reproduced", "reproduced with a caveat", "not reproduced")
 
@@ -44,7 +40,7 @@ class Claim:
 
     def __post_init__(self) -> None:
         if self.verdict not in VERDICTS:
-            raise InputError(f"a verdict is one of {VERDICTS}, found {self.verdict!r}: give one of these")
+            raise InputError(f"a verdict is one of {VERDICTS}, found {self.verdict!r}: give '{VERDICTS[0]}'")
         if self.verdict == VERDICTS[1] and not self.caveat:
             raise InputError(f"a claim that is {VERDICTS[1]} needs it in words: give caveat=")
 
@@ -57,10 +53,6 @@ def tally(claims: Iterable[Claim]) -> str:
     """
     counts = Counter(claim.verdict for claim in claims)
     return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if counts[verdict])
-
-
-# ----------------------------------------------------------------------
-# Figures as data: what is drawn, never how.
 
 
 KINDS = ("lines", "points", "bars", "histogram", "heat")
@@ -87,7 +79,7 @@ class Axis:
 
     def __post_init__(self) -> None:
         if self.scale not in AXIS_SCALES:
-            raise InputError(f"an axis is one of {AXIS_SCALES}, found {self.scale!r}: give one of these")
+            raise InputError(f"an axis is one of {AXIS_SCALES}, found {self.scale!r}: give 'linear'")
 
 
 @dataclass(frozen=True)
@@ -165,7 +157,7 @@ class Panel:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise InputError(f"a panel is one of {KINDS}, found {self.kind!r}: give one of these")
+            raise InputError(f"a panel is one of {KINDS}, found {self.kind!r}: give 'lines'")
         if self.kind == "heat" and (
             len(self.grid) != len(self.rows) or any(len(row) != len(self.columns) for row in self.grid)
         ):
@@ -196,10 +188,6 @@ class Figure:
     title: str
     caption: str
     panels: tuple[Panel, ...]
-
-
-# ----------------------------------------------------------------------
-# Tables: numbers with their errors, beside what others published.
 
 
 BETTER = ("higher", "lower", "")
@@ -246,9 +234,9 @@ class Column:
 
     def __post_init__(self) -> None:
         if self.better not in BETTER:
-            raise InputError(f"a column is better when one of {BETTER}, found {self.better!r}: give one of these")
+            raise InputError(f"a column is better when one of {BETTER}, found {self.better!r}: give ''")
         if not 0 <= self.digits <= DIGITS:
-            raise InputError(f"a column shows 0 to {DIGITS} digits after the point, found {self.digits}: give another")
+            raise InputError(f"a column shows 0 to {DIGITS} digits after the point, found {self.digits}: give 3")
 
 
 @dataclass(frozen=True)
@@ -280,10 +268,6 @@ class Table:
             )
 
 
-# ----------------------------------------------------------------------
-# A record: everything a report shows.
-
-
 @dataclass(frozen=True)
 class Section:
     """One part of a study.
@@ -312,11 +296,11 @@ class Record:
     """A whole study.
 
     Attributes:
-        name: "demo", "compact", "symmetry", or the user's own.
+        name: a word, as "demo", "compact" or "symmetry".
         title: of the page.
-        summary: sentences that a person understands without the rest; about ten.
+        summary: about ten sentences that can be understood without the sections.
         sections: in the order of reading.
-        command: what makes everything again.
+        command: what makes the whole record again.
         settings: what was run: preset, seed, sizes, budgets; plain values.
         versions: of the packages.
         terms: word -> definition, for the glossary of the page.
@@ -353,9 +337,7 @@ class Record:
         return (claim for section in self.sections for claim in section.claims)
 
 
-# ----------------------------------------------------------------------
 # Between dataclasses of a record and plain JSON values; what comes in is checked against their types.
-
 
 _CLASSES = {
     kind.__name__: kind for kind in (Axis, Claim, Column, Figure, Number, Panel, Record, Rule, Section, Series, Table)
@@ -373,13 +355,10 @@ def encode(value: Any) -> Any:
         InputError: something in it is neither text nor number.
     """
     if dataclasses.is_dataclass(value):
-        fields = {
-            field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value) if _told(value, field)
-        }
-        return {
-            _KIND: type(value).__name__,
-            **{name: item for name, item in fields.items() if item is not None or name == "value"},
-        }
+        changed = [field.name for field in dataclasses.fields(value) if _differs(value, field)]
+        fields = {name: encode(getattr(value, name)) for name in changed}
+        given = {name: item for name, item in fields.items() if item is not None or name == "value"}
+        return {_KIND: type(value).__name__, **given}
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, Real):  # also those of numpy, which JSON does not know
@@ -421,7 +400,7 @@ def decode(value: Any, expected: Any = Record, where: str = "record") -> Any:
     return _checked(value, expected, where)
 
 
-def _told(value: Any, field: dataclasses.Field[Any]) -> bool:
+def _differs(value: Any, field: dataclasses.Field[Any]) -> bool:
     """Whether a field differs from its default: a reader fills in the others."""
     return not (field.default is not dataclasses.MISSING and getattr(value, field.name) == field.default)
 
@@ -470,10 +449,6 @@ def _refuse(value: Any, expected: str, where: str) -> Any:
     raise StorageError(f"{where} should be {expected}, found {shown}: the record is damaged or of another version")
 
 
-# ----------------------------------------------------------------------
-# Records on disk: one JSON file.
-
-
 FORMAT, VERSION = "onebasin record", 1
 _LARGEST = 256 << 20  # bytes of a record
 FILE = "record.json"  # inside the folder of a run
@@ -496,9 +471,11 @@ def write_record(record: Record, path: str | os.PathLike[str]) -> None:
 def write_whole(file: Path, text: str) -> None:
     """Write a file under another name first: it appears whole or not at all."""
     part = file.with_name(f"{file.name}.part")
-    part.unlink(missing_ok=True)  # a link that somebody left there would be followed
+    part.unlink(missing_ok=True)  # an existing link would be followed
     with part.open("x", encoding="utf-8") as opened:
         opened.write(text)
+        opened.flush()
+        os.fsync(opened.fileno())
     part.replace(file)
 
 
@@ -519,14 +496,12 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     except (OSError, ValueError, RecursionError) as error:
         raise StorageError(f"{file} cannot be read as JSON ({error}): run the command that makes it again") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
-        found = (
-            {key: content.get(key) for key in ("format", "version")} if isinstance(content, dict) else "something else"
-        )
+        header = {key: content.get(key) for key in ("format", "version")} if isinstance(content, dict) else "no object"
         raise StorageError(
-            f"{file} should be a {FORMAT} of version {VERSION}, found {found}: make it again with this version"
+            f"{file} should be a {FORMAT} of version {VERSION}, found {header}: make it again with this version"
         )
     try:
-        found_record: Record = decode(content.get("record"))
+        record: Record = decode(content.get("record"))
     except InputError as error:  # of the right types, and still no table or figure
         raise StorageError(f"{file} holds what no record can ({error})") from error
-    return found_record
+    return record

@@ -113,7 +113,7 @@ def best_rows(column: Column, cells: Sequence[Cell]) -> set[int]:
     if not column.better or len({value for value, _ in values.values()}) < 2:
         return set()
     best, error = (max if column.better == "higher" else min)(values.values(), key=lambda entry: entry[0])
-    return {row for row, (value, own) in values.items() if abs(value - best) <= math.hypot(own, error)}
+    return {row for row, (value, spread) in values.items() if abs(value - best) <= math.hypot(spread, error)}
 
 
 def duration(seconds: float) -> str:

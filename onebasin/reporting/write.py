@@ -13,10 +13,6 @@ from onebasin.reporting.page import page
 from onebasin.reporting.record import Figure, Record, write_whole
 from onebasin.reporting.text import Names
 
-# ----------------------------------------------------------------------
-# A figure as files for papers and talks: SVG, PDF and PNG on white paper, the same bytes from the same record.
-
-
 FORMATS = ("svg", "pdf", "png")
 _SIDE_BY_SIDE = 3  # panels
 _NO_DATES: dict[str, dict[str, Any]] = {
@@ -51,15 +47,11 @@ def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
         for panel, place in zip(figure.panels, places.flat, strict=False):
             draw(place, panel)
         canvas.draw_without_rendering()
-        canvas.set_layout_engine("none")  # all files get the places that were found once
+        canvas.set_layout_engine("none")  # all files share one layout
         for file, ending in zip(files, FORMATS, strict=True):
-            file.unlink(missing_ok=True)  # a link that somebody left there would be followed
+            file.unlink(missing_ok=True)  # an existing link would be followed
             canvas.savefig(file, format=ending, dpi=200, metadata=_NO_DATES[ending])
     return files
-
-
-# ----------------------------------------------------------------------
-# Write the page and the files of its figures.
 
 
 PAGE, FIGURES = "report.html", "figures"
