@@ -41,7 +41,7 @@ unit: setup
 bench: setup  ## the benchmarks, one table each; peers get environments of their own in .peers
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-docs: setup  ## rewrite what is generated: docs/cli.md, docs/results.md and the sample output in README.md
+docs: setup  ## rewrite what is generated: docs/cli.md, docs/results.md, lists in docs/architecture.md, sample output in README.md
 	$(BIN)/python docs/generate.py
 
 format: setup  ## let ruff fix and format

@@ -1,10 +1,11 @@
 """Write what the documentation says about the program, so that it cannot fall behind.
 
 docs/cli.md comes from ``--help``, docs/results.md from the records in docs/results/, the sample output in README.md
-from its first example. ``python docs/generate.py`` rewrites them; with ``--check`` it only reports what is out of date
+from its first example, the list of files in docs/architecture.md from their first lines. ``python docs/generate.py`` rewrites them; with ``--check`` it only reports what is out of date
 (exit code 1).
 """
 
+import ast
 import contextlib
 import io
 import re
@@ -68,10 +69,27 @@ def readme(text: str) -> str:
     return f"{head}{_BEGIN}\n```text\n{output}\n```\n{_END}{tail}"
 
 
+def architecture(text: str) -> str:
+    """Return docs/architecture.md with the first line of every source file below its heading "Files"."""
+    lines = []
+    for folder in ("onebasin", "onebasin_papers"):
+        for path in sorted((ROOT / folder).rglob("*.py"), key=lambda path: (path.parent, path.name)):
+            module = ast.parse(path.read_text(encoding="utf-8"))
+            if path.name == "__init__.py" and path.parent.name == folder:
+                lines += ["", f"### {folder}", "", "| file | about |", "| --- | --- |"]
+            summary = (ast.get_docstring(module) or "").split("\n")[0].replace("|", "\\|")
+            lines.append(f"| {path.relative_to(ROOT / folder).as_posix()} | {summary} |")
+    head, _, rest = text.partition("\n## Files\n")
+    _, _, tail = rest.partition("\n## ")
+    intro = "First lines of all files, written by `make docs`."
+    return "\n".join([f"{head}\n## Files\n", intro, *lines, "", f"## {tail}"])
+
+
 def pages() -> dict[Path, str]:
     """Return each generated page with the text it should have."""
-    front = ROOT / "README.md"
+    front, map_page = ROOT / "README.md", ROOT / "docs" / "architecture.md"
     return {
+        map_page: architecture(map_page.read_text(encoding="utf-8")),
         ROOT / "docs" / "cli.md": cli_reference(),
         ROOT / "docs" / "results.md": results(),
         front: readme(front.read_text(encoding="utf-8")),

@@ -18,7 +18,7 @@ from tests.page_blocks import LANGUAGES, ROOT, appears, blocks, commands, run_co
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = [
     path
-    for folder in ("onebasin", "tests", "benchmarks", "docs", "examples", ".ci")
+    for folder in ("onebasin", "onebasin_papers", "tests", "benchmarks", "docs", "examples", ".ci")
     for path in sorted((ROOT / folder).rglob("*"))
     if path.is_file() and path.suffix in {".py", ".md", ".toml", ".txt", ".json", ""}
 ] + [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("*.t*")), ROOT / "Makefile"]
@@ -42,6 +42,11 @@ def generate() -> ModuleType:
 
 def test_the_command_line_page_is_current(generate: ModuleType) -> None:
     assert (ROOT / "docs" / "cli.md").read_text(encoding="utf-8") == generate.cli_reference(), "run make docs"
+
+
+def test_the_list_of_files_is_current(generate: ModuleType) -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert text == generate.architecture(text), "run make docs"
 
 
 def test_the_readme_example_runs_and_prints_what_the_readme_shows(generate: ModuleType) -> None:

@@ -496,7 +496,9 @@ def read_record(path: str | os.PathLike[str]) -> Record:
     except (OSError, ValueError, RecursionError) as error:
         raise StorageError(f"{file} cannot be read as JSON ({error}): run the command that makes it again") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or content.get("version") != VERSION:
-        header = {key: content.get(key) for key in ("format", "version")} if isinstance(content, dict) else "no object"
+        header = (
+            {key: content.get(key) for key in ("format", "version")} if isinstance(content, dict) else "something else"
+        )
         raise StorageError(
             f"{file} should be a {FORMAT} of version {VERSION}, found {header}: make it again with this version"
         )
