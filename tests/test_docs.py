@@ -214,3 +214,13 @@ def test_no_path_of_a_machine_is_written_down() -> None:
         path.relative_to(ROOT).as_posix() for path in SOURCES if pattern.search(path.read_text("utf-8", "replace"))
     ]
     assert found == []
+
+
+def test_names_in_the_glossary_stand_in_the_source() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    entries = re.findall(r"^\| \*\*(.+?)\*\*", glossary, re.MULTILINE)
+    words = [word for entry in entries for word in entry.split(", ")]
+    names = [word for word in words if re.fullmatch(r"[A-Z][a-z]+\w*|[a-z]+_\w+", word)]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "onebasin").rglob("*.py")))
+    assert [name for name in names if not re.search(rf"\b{name}\b", source)] == []
+    assert len(names) > 20 and entries == sorted(entries, key=str.lower)
