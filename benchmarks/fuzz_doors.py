@@ -52,7 +52,8 @@ from onebasin.reporting.record import (
     write_record,
 )
 from onebasin.state import state_of
-from onebasin.storage.checksum import checksum, sealed
+from onebasin.storage.checksum import checksum
+from onebasin.storage.checksum import seal as seal_texts
 from onebasin.symmetry.discover import discover
 from onebasin.symmetry.group import Symmetry
 
@@ -235,7 +236,7 @@ def seal(content: bytes) -> bytes:
                 value = zlib.crc32(tensors[name], zlib.crc32(name.encode(), value))
             told["onebasin"] = json.dumps({**json.loads(told["onebasin"]), "sum": value})
         told.pop("seal", None)
-        header["__metadata__"] = sealed(told) if "checksums" in told else told
+        header["__metadata__"] = seal_texts(told) if "checksums" in told else told
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text + body

@@ -16,7 +16,7 @@ from onebasin.storage import (
     NOTE,
     WHOLE,
     Finding,
-    looked_at,
+    finding_of,
     read_header,
     real_path,
     tensor_problems,
@@ -91,16 +91,16 @@ def _is_ours(path: Path) -> bool:
 def _file(path: Path) -> Finding:
     """One file, by its name and by what its header says."""
     if path.suffix == _JOURNAL:
-        return looked_at(path, "journal", partial(_journal, path))
+        return finding_of(path, "journal", partial(_journal, path))
     if path.suffix == ".json":
-        return looked_at(path, "record", partial(_json, path))
+        return finding_of(path, "record", partial(_json, path))
     if path.suffix.lower() == ".safetensors":
         try:
             told = read_header(path).metadata.get("onebasin")
         except StorageError:
             told = None
         if told == POSTERIOR:
-            return looked_at(path, "posterior", partial(_posterior, path))
+            return finding_of(path, "posterior", partial(_posterior, path))
     if path.suffix.lower() in SUFFIXES or is_archive(path):
         return inspect_file(path)
     raise StorageError(f"{path} is nothing that onebasin writes or reads: give a folder or a file of networks")

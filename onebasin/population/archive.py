@@ -27,7 +27,7 @@ from onebasin.errors import InputError, StorageError, UnsafeFileError
 from onebasin.population.files import natural_key, own_names
 from onebasin.population.writer import Members
 from onebasin.state import Spec, State, check_spec, spec_of
-from onebasin.storage import RATIO, TENSORS, files_in, is_usual, make_folder, publish
+from onebasin.storage import RATIO, TENSORS, is_usual, make_folder, publish, tar_files
 
 # ----------------------------------------------------------------------
 # Networks out of tar archives, in the order of the numbers in their names. Nothing is unpacked to the disk.
@@ -69,7 +69,7 @@ def networks_in(
         path: the archive.
         spec: refuse networks that differ from it; a shared prefix of names is stripped. By default the first network
             decides.
-        ratio: see `files_in`.
+        ratio: see `tar_files`.
 
     Raises:
         StorageError: the archive or a member is damaged, or none holds a network; the message names the member.
@@ -170,7 +170,7 @@ def too_large(path: Path | str) -> InputError:
 def _packed(path: Path, ratio: float = RATIO) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the networks of an archive, of which there is at least one."""
     found = False
-    for name, content in files_in(path, ratio=ratio):
+    for name, content in tar_files(path, ratio=ratio):
         if _holds_network(name, f"member {name!r} of {path}"):
             found = True
             yield name, content

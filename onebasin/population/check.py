@@ -35,7 +35,7 @@ from onebasin.storage import (
     NOTE,
     WHOLE,
     Finding,
-    looked_at,
+    finding_of,
     read_header,
     sentences,
     tensor_problems,
@@ -54,7 +54,7 @@ def inspect_population(folder: Path) -> Iterator[Finding]:
     except StorageError as error:
         yield Finding(folder / MANIFEST, "manifest", DAMAGED, str(error))
     for path in shard_paths(folder):
-        found = looked_at(path, "shard", partial(_shard, path, manifest))
+        found = finding_of(path, "shard", partial(_shard, path, manifest))
         unread = found.kind == "shard" and found.members is None
         yield replace(found, members=_claimed_members(path)) if unread else found
     yield from _gaps(folder)
@@ -112,10 +112,10 @@ def _claimed_members(path: Path) -> int | None:
 def inspect_file(path: Path) -> Finding:
     """Look at one file of networks: a shard, a network of somebody else, or an archive."""
     if is_archive(path):
-        return looked_at(path, "archive", lambda: Finding(path, "archive", members=sum(1 for _ in networks_in(path))))
+        return finding_of(path, "archive", lambda: Finding(path, "archive", members=sum(1 for _ in networks_in(path))))
     if path.suffix.lower() in TORCH_SUFFIXES:
-        return looked_at(path, "network", partial(_torch_file, path))
-    return looked_at(path, "network", partial(_tensor_file, path))
+        return finding_of(path, "network", partial(_torch_file, path))
+    return finding_of(path, "network", partial(_tensor_file, path))
 
 
 def _torch_file(path: Path) -> Finding:

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from onebasin.errors import InputError, StorageError, UnsafeFileError, first_line
 from onebasin.population.archive import ARCHIVES, is_archive
 from onebasin.population.files import natural_key
-from onebasin.storage import disk_errors, is_foreign, leads_out, make_folder, need_space, publish, sha256_of
+from onebasin.storage import digest, disk_errors, is_windows_path, leads_out, make_folder, need_space, publish
 
 # ----------------------------------------------------------------------
 # What the hub has, and the cache that keeps it: the only file that knows huggingface_hub.
@@ -164,7 +164,7 @@ def _check_content(path: Path, file: RemoteFile) -> None:
     """Compare what was just fetched with its digest; what is wrong must not stay in the cache."""
     if file.sha256 is None:
         return
-    found = sha256_of(path)
+    found = digest(path)
     if found != file.sha256:
         path.resolve().unlink()
         path.unlink(missing_ok=True)
@@ -334,7 +334,7 @@ def _nothing(address: Address, names: Sequence[str], networks: Sequence[str]) ->
 
 
 def _refuse_strange(name: str, address: Address) -> None:
-    if leads_out(name) or is_foreign(name) or name != "/".join(PurePosixPath(name).parts):
+    if leads_out(name) or is_windows_path(name) or name != "/".join(PurePosixPath(name).parts):
         raise UnsafeFileError(
             f"file {name!r} of {address} has a name that leads elsewhere, expected one below its folder: choose "
             "another repository"

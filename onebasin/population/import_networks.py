@@ -23,7 +23,7 @@ from onebasin.population.shard import MANIFEST, read_manifest, shard_paths
 from onebasin.population.sources import gather
 from onebasin.population.writer import PopulationWriter, block_members, member_bytes
 from onebasin.state import Spec, State, TensorSpec, check_spec, dtype_name, spec_of
-from onebasin.storage import disk_errors, is_taken, leftovers, make_folder, need_space, sha256_of, sync_folder
+from onebasin.storage import digest, disk_errors, is_taken, leftovers, make_folder, need_space, sync_folder
 
 UNFINISHED = ".importing"
 _WRITER = "import"
@@ -120,7 +120,7 @@ def _plan(place: NetworkSource, given: Spec | None, show: Progress) -> ImportPla
         if is_archive(path):
             names = contents_of(path).names
             pieces.append(Piece(path, len(names), names))
-            archives.append({"name": path.name, "sha256": sha256_of(path), "networks": len(names)})
+            archives.append({"name": path.name, "sha256": digest(path), "networks": len(names)})
         else:
             parts = open_parts(path, None if given is None else spec)
             check_spec(parts.spec, spec, where=f"{path}, compared with {paths[0].name},")

@@ -32,7 +32,7 @@ from onebasin.storage import (
     fold,
     publish,
     read_header,
-    sealed,
+    seal,
 )
 
 # ----------------------------------------------------------------------
@@ -151,7 +151,7 @@ def _by_alignment(tensors: Mapping[str, Tensor]) -> list[str]:
 
 def _header(tensors: Mapping[str, Tensor], facts: dict[str, str], sums: dict[str, str]) -> bytes:
     version = {"format": "pt", "onebasin": FORMAT, "version": str(VERSION)}
-    header: dict[str, object] = {"__metadata__": sealed({**version, **facts, CHECKSUMS: json.dumps(sums)})}
+    header: dict[str, object] = {"__metadata__": seal({**version, **facts, CHECKSUMS: json.dumps(sums)})}
     end = 0
     for name in _by_alignment(tensors):
         start, end = end, end + tensors[name].nbytes

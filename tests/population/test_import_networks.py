@@ -29,7 +29,7 @@ from onebasin.population.population import Population
 from onebasin.population.shard import read_manifest, shard_paths
 from onebasin.population.writer import PopulationWriter
 from onebasin.state import State
-from onebasin.storage.tar_stream import files_in
+from onebasin.storage import tar_files
 
 
 def network(number: int) -> State:
@@ -142,9 +142,9 @@ def test_archives_out_of_order_are_read_again_with_a_small_buffer(
 
     def counted(path: Path, **options: float) -> Iterator[tuple[str, bytes]]:
         read.append(path)
-        return files_in(path, **options)
+        return tar_files(path, **options)
 
-    monkeypatch.setattr("onebasin.population.archive.files_in", counted)
+    monkeypatch.setattr("onebasin.population.archive.tar_files", counted)
     held = 3 * len(save(network(0)))
     monkeypatch.setattr("onebasin.population.archive.ordered_networks.__kwdefaults__", {"spec": None, "buffer": held})
     import_networks(path, tmp_path / "out")
