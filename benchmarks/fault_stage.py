@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from onebasin.alignment import journal as align_journal
 from onebasin.cli.main import main
 from onebasin.inference import driver as loop
 from onebasin.inference import driver as pending
@@ -27,6 +27,8 @@ from onebasin.inference.journal import read_info
 from onebasin.inference.sample import by_chain
 from onebasin.population.population import Population
 from onebasin.storage.tensor_file import read_tensors
+
+align_journal = import_module("onebasin.alignment.align")  # the package offers the function of this name
 
 MODEL = """
 import torch

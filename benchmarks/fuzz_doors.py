@@ -17,6 +17,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -194,7 +195,7 @@ class _EnoughError(Exception):
 
 
 def _build_journal(folder: Path) -> None:
-    from onebasin.alignment import journal
+    journal = import_module("onebasin.alignment.align")
 
     before, journal._SECONDS = journal._SECONDS, -1.0
     told: list[int] = []

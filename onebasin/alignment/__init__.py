@@ -1,18 +1,15 @@
 """Choosing among equal functions: match, align, balance, canonicalise, and what lies between networks."""
 
 from onebasin.alignment.activations import KINDS, ActivationMatch, match_activations
-from onebasin.alignment.align import ALIGN_SCALES, REFERENCES, Alignment, align, shard_bytes
-from onebasin.alignment.assign import Assignment, SpacePlacement, Vertex
-from onebasin.alignment.balance import balance
+from onebasin.alignment.align import ALIGN_SCALES, REFERENCES, Alignment, align, journal_of, shard_bytes
+from onebasin.alignment.assignment import Assignment, SpacePlacement, Vertex
+from onebasin.alignment.balance import balance, imbalance
 from onebasin.alignment.barrier import BarrierReport, barrier, barrier_report
 from onebasin.alignment.canonical import FORM, FORM_SCALES, ORDERS, canonicalise
 from onebasin.alignment.exchangeability import Exchangeability, Persistence, exchangeability, persistence, uniformity
-from onebasin.alignment.journal import journal_of
 from onebasin.alignment.layout import BlockLayout
-from onebasin.alignment.mass import imbalance
-from onebasin.alignment.match import MATCH_SCALES, Match, match, weights_of
+from onebasin.alignment.match import MATCH_SCALES, Match, Overlap, match, polish, search, weights_of
 from onebasin.alignment.merge import merge, own_statistics
-from onebasin.alignment.search import Overlap, polish, search
 from onebasin.alignment.transpositions import Transpositions, element_with, expected_transpositions, transpositions
 
 __all__ = [

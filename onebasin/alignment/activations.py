@@ -13,16 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.alignment.assign import Assignment, Vertex
+from onebasin.alignment.assignment import Assignment, Vertex
 from onebasin.alignment.layout import BlockLayout
 from onebasin.errors import InputError, SymmetryError
 from onebasin.functional import Activations, Call, Exponents, Inputs, Reader, Tap, batches, call_arguments
 from onebasin.state import State, as_spec, as_state, check_finite
 from onebasin.symmetry import Element, ExpandedElement, Leg, Space, Symmetry, labels, sources
-
-# ----------------------------------------------------------------------
-# Where the activations of each space are read, and how they move.
-
 
 TOLERANCE = 0.05  # relative error from which samples count as mixed: rounding stays far below, mixing comes near 1
 
@@ -115,9 +111,6 @@ def _stirring(symmetry: Symmetry, names: Collection[str]) -> Element:
     return Element({name: order.roll(int(name in names), -1) for name, order in still.orders.items()}, factors)
 
 
-# ---------------------------------------------------------------------- taps
-
-
 @dataclass(frozen=True, eq=False)
 class _Stand:
     """A leg of a space, with the numbers that give the column of each entry."""
@@ -201,10 +194,6 @@ def _splits(other: Tensor, own: Tensor | None) -> bool:
     own = torch.zeros_like(other) if own is None else own
     pairs = torch.stack([own, other])[:, own >= 0]
     return len(pairs.unique(dim=1).mT) > len(pairs[0].unique())
-
-
-# ----------------------------------------------------------------------
-# How the activations of two networks go together on the same data: what activation matching maximises.
 
 
 KINDS = ("uncentred", "centred", "correlation")
@@ -425,10 +414,6 @@ class _Sums:
 
 def _wide(tensor: Tensor) -> Tensor:
     return tensor.cpu().double()  # some devices have no float64
-
-
-# ----------------------------------------------------------------------
-# Matching by activations: units that do the same on the same data belong together.
 
 
 Key = tuple[int, int]  # a space, and a character of it

@@ -18,9 +18,6 @@ from onebasin.metrics import COLDEST, best_temperature
 from onebasin.state import State, as_state, check_state, interpolate, spec_of
 from onebasin.symmetry import Symmetry
 
-# ----------------------------------------------------------------------
-# The temperature at which a classifier is as sure as it should be: merged networks doubt too much.
-
 
 def temperature(logits: Tensor, targets: Tensor) -> float:
     """Return the T > 0 that minimises the cross-entropy of logits / T over all examples and places.
@@ -39,10 +36,6 @@ def temperature(logits: Tensor, targets: Tensor) -> float:
     """
     score(logits, targets)  # refuses what is not a classification
     return best_temperature(logits.detach().movedim(1, -1).flatten(0, -2), targets.reshape(-1).to(logits.device))
-
-
-# ----------------------------------------------------------------------
-# The straight path between two networks: loss and error along it, and how high it rises.
 
 
 Network = Mapping[str, Tensor] | nn.Module
@@ -241,10 +234,6 @@ def _above_chord(t: Tensor, values: Tensor) -> float:
 
 def _above_mean(values: Tensor) -> float:
     return float(values[len(values) // 2] - (values[0] + values[-1]) / 2)
-
-
-# ----------------------------------------------------------------------
-# Where a barrier comes from: what each correction takes away from it, step by step.
 
 
 class BarrierReportOptions(Measure, total=False):

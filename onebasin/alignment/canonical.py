@@ -27,18 +27,13 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from onebasin.alignment.balance import Work, best_step
+from onebasin.alignment.balance import Hold, Mass, Point, SquaresLayout, Work, best_step, check_finite, holds, is_bias
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
-from onebasin.alignment.mass import Hold, Mass, Point, SquaresLayout, check_finite, holds, is_bias
 from onebasin.errors import InputError, check_options
 from onebasin.parallel import ExecutionOptions, executor_for
 from onebasin.population import BLOCK_BYTES, Population, caller_bytes, mapped, member_bytes
 from onebasin.state import State, is_statistic
 from onebasin.symmetry import Element, ExpandedElement, Symmetry, apply_block
-
-# ----------------------------------------------------------------------
-# Networks cut into the blocks of a board, in float64, to be rescaled and looked at without touching the origina
-
 
 Tables = dict[tuple[int, int], Tensor]
 """(space, generator) -> factors (M, coordinates)."""
@@ -73,10 +68,6 @@ def along(foot: BlockAxis, table: Tensor) -> Tensor:
     """A table over a foot's dims in their order in the block, as (M, coordinates)."""
     kept = sorted(foot.dims)
     return table.permute(0, *[1 + kept.index(dim) for dim in foot.dims]).flatten(1)
-
-
-# ----------------------------------------------------------------------
-# One sign for every unit that may change it: a rule that gives the same network from wherever on its orbit it c
 
 
 _NOTHING = 1e-12  # an odd sum that is smaller, relative to the sum of absolute values, says nothing
@@ -168,10 +159,6 @@ def _first(options: list[list[Tensor]]) -> Tensor:
         for table in tables:
             sign = torch.where(sign == 0, table.sign(), sign)
     return torch.where(sign == 0, 1.0, sign)
-
-
-# ----------------------------------------------------------------------
-# Keys by which units are put in order, the same wherever on its orbit a network comes from.
 
 
 ORDERS = ("max", "first", "norm", "mean")
@@ -279,10 +266,6 @@ def _lexicographic(runs: Tensor, table: Tensor) -> Tensor:
     return by_key.gather(-1, by_run)
 
 
-# ----------------------------------------------------------------------
-# Scales under which every unit is written by weights of Euclidean norm 1, as in paper 2.
-
-
 Use = tuple[int, int, int]
 """A part, one of its sides, and the power that a gauge has there."""
 
@@ -372,10 +355,6 @@ def _to_norm_one(mass: Mass, hold: Hold, step: Step, point: Point, uses: tuple[U
         return torch.zeros_like(hold.pull), bare
     move, _ = best_step(pulls, replace(hold, pull=torch.full_like(hold.pull, float(step.sign))))
     return move, bare
-
-
-# ----------------------------------------------------------------------
-# A normal form without a reference: one network for every orbit, whichever of its networks is given.
 
 
 FORM_SCALES = ("balanced", "unit-norm", "keep")

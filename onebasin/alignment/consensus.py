@@ -2,30 +2,305 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from onebasin.alignment.features import (
-    AlignmentState,
-    Features,
-    Matched,
-    Matcher,
-    MatchTarget,
-    Standing,
-    added,
-    norm,
-    standing,
-)
+from onebasin.alignment.assignment import Assignment, Vertex
+from onebasin.alignment.balance import balancing
+from onebasin.alignment.layout import BlockLayout
+from onebasin.alignment.match import Overlap, is_better, polish, search
 from onebasin.parallel import Executor, SerialExecutor, settled
-from onebasin.population import Population, parts, readers
-from onebasin.state import State, trained_parameters
+from onebasin.population import Population, completed, mapped, members_between, parts, readers
+from onebasin.state import State, check_finite, trained_parameters
 from onebasin.symmetry import Element, ExpandedElement, Symmetry, apply_block
 
-# ----------------------------------------------------------------------
-# One frame for a whole population, at a cost linear in its size.
+
+class Features(Protocol):
+    """How networks are compared."""
+
+    assignment: Assignment
+    missing: Mapping[str, str]  # space name -> why it cannot be compared
+
+    def features(self, state: Mapping[str, Tensor]) -> State:
+        """What is compared, of one network."""
+
+    def turn(self, vertex: Vertex, features: State) -> State:
+        """The features of the moved network."""
+
+    def match(self, reference: State, features: State, *, full: bool) -> Vertex | None:
+        """The vertex that brings the features closest to a reference; None if none is better than staying."""
+
+
+class Weights:
+    """Compare weights: overlap <a, g.b> over all tensors that a space moves."""
+
+    def __init__(self, board: BlockLayout) -> None:
+        self.board, self.assignment = board, Assignment(board)
+        self.symmetry = _restricted(board)
+        self.missing: Mapping[str, str] = {}
+
+    def features(self, state: Mapping[str, Tensor]) -> State:
+        """The weights on the board."""
+        return {name: state[name] for name in self.board.tensors}
+
+    def turn(self, vertex: Vertex, features: State) -> State:
+        """Apply the vertex."""
+        return self.symmetry.apply(self.assignment.element(vertex), features)
+
+    def match(self, reference: State, features: State, *, full: bool) -> Vertex | None:
+        """Search from the barycentre if `full`, else climb from where the network is."""
+        overlap = Overlap(self.board, self.assignment, reference, features)
+        home = self.assignment.identity()
+        start = overlap.value(home)
+        if overlap.degree == 1 or not full:  # one exact assignment per space, or the cheap way
+            vertex, value, _ = polish(overlap, home)
+        else:
+            found = search(overlap)
+            vertex, value = found.vertex, found.value
+        return vertex if is_better(value, start) else None
+
+
+def _restricted(board: BlockLayout) -> Symmetry:
+    """The symmetry of the tensors on the board alone, without the statistics of batch norms."""
+    kept = set(board.tensors)
+    spaces = tuple(
+        replace(space, legs=tuple(leg for leg in space.legs if leg.tensor in kept)) for space in board.spaces
+    )
+    return Symmetry(spaces, {name: board.symmetry.shapes[name] for name in board.tensors})
+
+
+def norm(features: State) -> float:
+    """Squared norm, in float64."""
+    return sum(float(tensor.cpu().double().square().sum()) for tensor in features.values())
+
+
+def added(total: State, features: State, sign: float = 1.0) -> State:
+    """The sum total + sign * features, in float64, which some devices lack: on the CPU."""
+    return {name: value.cpu().double().add(features[name].cpu().double(), alpha=sign) for name, value in total.items()}
+
+
+Standing = tuple[Population, Element]
+"""Some members, and the batch of elements that moves them to where they stand."""
+
+
+@dataclass(frozen=True, eq=False)
+class MatchTarget:
+    """What members are matched to.
+
+    Attributes:
+        features: of the network to match to; of a population, the sum S. Nothing: members stay.
+        within: members are part of S, and are matched to what is left without them.
+        full: search from the barycentre, else climb from where a member is.
+        summed: also add up what becomes of the members.
+    """
+
+    features: State
+    within: bool = False
+    full: bool = True
+    summed: bool = True
+
+
+@dataclass(eq=False)
+class Matched:
+    """What was found.
+
+    Attributes:
+        vertices: where each member goes; None where it stays.
+        change: float64, by how much the members change S: w' - w where they were part of it, else w'.
+        squares: the sum of |w|^2.
+        missing: what could not be compared, see `View`.
+    """
+
+    vertices: list[Vertex | None] = field(default_factory=list)
+    change: State = field(default_factory=dict)
+    squares: float = 0.0
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+class Matcher:
+    """Matches members of one architecture, compared in one way."""
+
+    def __init__(self, view: Features, symmetry: Symmetry) -> None:
+        self.view, self.symmetry = view, symmetry
+
+    def __call__(self, target: MatchTarget, shard: Standing) -> Matched:
+        """Match the members of a shard one after the other; no more than one of them is held with its features."""
+        found = Matched()
+        for state in standing(self.symmetry, shard):
+            own = self.view.features(state)
+            vertex = self._match(target, own)
+            found.vertices.append(vertex)
+            if target.summed:
+                self._sum(found, target, own, vertex)
+        found.missing = dict(self.view.missing)
+        return found
+
+    def _match(self, target: MatchTarget, own: State) -> Vertex | None:
+        if not target.features:
+            return None
+        aim: State = {}
+        for name, value in own.items():
+            total = target.features[name].to(value.device)
+            total = total - value.double() if target.within else total
+            aim[name] = total.to(torch.promote_types(torch.float32, value.dtype))  # a sum in float64, rounded once
+        return self.view.match(aim, own, full=target.full)
+
+    def _sum(self, found: Matched, target: MatchTarget, own: State, vertex: Vertex | None) -> None:
+        found.squares += norm(own)
+        if vertex is None and target.within:
+            return
+        new = own if vertex is None else self.view.turn(vertex, own)
+        for name, value in new.items():
+            if name not in found.change:
+                found.change[name] = torch.zeros(value.shape, dtype=torch.float64)
+            found.change[name] += value.cpu().double()
+            if target.within:
+                found.change[name] -= own[name].cpu().double()
+
+
+def standing(symmetry: Symmetry, shard: Standing) -> Iterator[State]:
+    """The members of a shard, each moved to where it stands."""
+    part, elements = shard
+    stacked = symmetry.apply(elements, Population.from_stacked(part.stacked())).stacked()
+    for row in range(len(part)):
+        yield {name: value[row] for name, value in stacked.items()}
+
+
+class AlignmentState:
+    """A population and one element per member; members are read when asked for, and never changed."""
+
+    def __init__(self, population: Population, symmetry: Symmetry) -> None:
+        self.population, self.symmetry = population, symmetry
+        self.elements = symmetry.identity(len(population))
+
+    def __len__(self) -> int:
+        return len(self.population)
+
+    def check(self, executor: Executor) -> str:
+        """Raise unless members fit the symmetry and are finite; read one block at a time.
+
+        Returns:
+            A fingerprint of the population: the sum of every tensor of every member.
+        """
+        board = BlockLayout.of(self.symmetry, statistics=True)
+        board.check(
+            {name: torch.empty(spec.shape, device="meta") for name, spec in self.population.spec.items()},
+            where="the population",
+        )
+        digest = hashlib.sha256()
+        weights = frozenset(board.tensors)
+        for sums in readers(self.population, executor).map(_sums, parts(self.population), shared=weights):
+            for name, values in sums.items():
+                digest.update(name.encode() + values.numpy().tobytes())
+        return digest.hexdigest()
+
+    def balance(self, executor: Executor) -> None:
+        """Start every member at its lightest form."""
+        if not self.symmetry.dimensions:
+            return
+        board = BlockLayout.of(self.symmetry, statistics=True)
+        for start, found in executor.map(_balancing, parts(self.population), shared=board):
+            for name, factor in found.factors.items():
+                self.elements.factors[name][:, start : start + factor.shape[1]] = factor
+
+    def element(self, member: int) -> Element:
+        """The element of one member."""
+        return self.elements.member(member)
+
+    def move(self, member: int, element: Element) -> None:
+        """Move a member on."""
+        made = self.symmetry.compose(element, self.element(member))
+        for name, order in made.orders.items():
+            self.elements.orders[name][member] = order
+        for name, factor in made.factors.items():
+            self.elements.factors[name][:, member] = factor
+
+    def follow(self, start: int, vertices: Sequence[Vertex | None], view: Features) -> int:
+        """Move members from `start` on to the vertices that were found for them; return how many did not stay."""
+        for member, vertex in enumerate(vertices, start):
+            if vertex is not None:
+                self.move(member, view.assignment.element(vertex))
+        return sum(vertex is not None for vertex in vertices)
+
+    def move_all(self, element: Element) -> None:
+        """Move every member on by the same element."""
+        self.elements = self.symmetry.compose(element, self.elements)
+
+    def copy(self) -> AlignmentState:
+        """Another frame of the same population, which moves by itself."""
+        other = AlignmentState(self.population, self.symmetry)
+        other.elements = self.symmetry.compose(self.symmetry.identity(), self.elements)
+        return other
+
+    def one(self, member: int) -> State:
+        """One member as it stands now."""
+        return next(standing(self.symmetry, next(self.shards(range(member, member + 1), 1))))
+
+    def first(self) -> State:
+        """The first member as it stands now."""
+        return self.one(0)
+
+    def shards(self, members: range, size: int) -> Iterator[Standing]:
+        """Members, `size` at a time, with where they stand now; each travels alone."""
+        for start in members[::size]:
+            stop = min(members.stop, start + size)
+            yield members_between(self.population, start, stop), self.elements.some(start, stop)
+
+
+def _sums(weights: frozenset[str], shard: tuple[int, Population]) -> State:
+    """The sum of every tensor of every member, float64 (members,); refuses weights that are not finite."""
+    start, members = shard
+    found: State = {}
+    for name, values in members.stacked().items():
+        flat = values.cpu().reshape(len(values), -1)
+        flat = torch.view_as_real(flat).flatten(1) if flat.is_complex() else flat
+        found[name] = flat.double().sum(1)
+        for row in (~torch.isfinite(found[name])).nonzero()[:, 0].tolist() if name in weights else ():
+            check_finite({name: values[row]}, where=f"member {start + row}")
+    return found
+
+
+def _balancing(board: BlockLayout, shard: tuple[int, Population]) -> tuple[int, Element]:
+    """The scales that balance some members."""
+    start, members = shard
+    return start, balancing(board, members.stacked())
+
+
+def moved(
+    population: Population,
+    symmetry: Symmetry,
+    elements: Element,
+    *,
+    kind: str = "value",
+    path: str | os.PathLike[str] | None = None,
+    executor: Executor | None = None,
+    only: list[int] | None = None,
+) -> Population:
+    """Apply one element to each member; into a new folder if there is a path, block by block, else in memory.
+
+    With `only`, the folder is there, and the shards of these numbers are written into it.
+    """
+    narrow = [
+        name for name, spec in population.spec.items() if spec.dtype.is_floating_point and spec.dtype.itemsize < 4
+    ]
+
+    def move(block: State, start: int, own: Element) -> tuple[State, None]:
+        made = apply_block(ExpandedElement(symmetry, own), block, 0, kind)
+        # Half precision ends at 65,504: a scale may carry a weight beyond.
+        check_finite({name: made[name] for name in narrow}, where=f"members from {start}, once moved,")
+        return made, None
+
+    goal = None if path is None else Path(path)
+    if goal is not None and only is not None:
+        return completed(population, move, executor or SerialExecutor(), goal, only, elements.some)
+    return mapped(population, move, executor or SerialExecutor(), path=goal, beside=elements.some).population
 
 
 _CHUNKS = 16  # at least so many chunks per sweep: more together is staler, fewer at a time keeps fewer workers busy
@@ -133,10 +408,6 @@ class Consensus:
         self.missing = found.missing
 
 
-# ----------------------------------------------------------------------
-# Many networks matched to one fixed reference, each once.
-
-
 _SHARD = 16  # members matched together
 
 
@@ -188,10 +459,6 @@ class _Apart:
 
     def __call__(self, mean: State, shard: Standing) -> list[float]:
         return [norm(added(mean, self.view.features(state), -1.0)) for state in standing(self.symmetry, shard)]
-
-
-# ----------------------------------------------------------------------
-# How well the members of a population agree, weight by weight.
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,10 +19,6 @@ from onebasin.errors import InputError, SpecError
 from onebasin.population import Population
 from onebasin.symmetry import Symmetry
 
-# ----------------------------------------------------------------------
-# Is every outcome equally likely? A chi-square test for counts of draws that may remember their predecessors.
-
-
 SHORTEST = 20  # draws; in a shorter chain memory cannot be told from chance
 SMALLEST = 5.0  # expected count below which the chi-square tail is not trusted
 SIMULATIONS = 9_999
@@ -171,10 +167,6 @@ def adjust(p: Sequence[float], method: str = "holm") -> list[float]:
     else:
         raise InputError(f"correction must be 'holm' or 'bh' (Benjamini and Hochberg), found {method!r}.")
     return torch.empty_like(made).scatter(0, order, made.clamp_max(1)).tolist()
-
-
-# ----------------------------------------------------------------------
-# Do samples treat the units of a layer alike? A test that independent trainings pass and a stuck chain fails.
 
 
 STATISTICS = ("max", "norm")
@@ -392,10 +384,6 @@ def _top(score: Tensor, generator: torch.Generator) -> Tensor:
     tied = score == score.amax(-1, keepdim=True)
     lots = torch.rand(score.shape, generator=generator)
     return torch.where(tied, lots, -1.0).argmax(-1)
-
-
-# ----------------------------------------------------------------------
-# Does every unit keep its role along a chain? Early means of its weights are compared with late ones.
 
 
 _APART = 0.2  # share of the draws, in the middle, that is left out, so that early and late do not touch

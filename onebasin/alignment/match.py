@@ -3,22 +3,497 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onebasin.alignment.assign import Assignment
+from onebasin.alignment.assignment import Assignment, SpacePlacement, Vertex
 from onebasin.alignment.balance import balancing
-from onebasin.alignment.layout import BlockLayout
-from onebasin.alignment.search import Found, Overlap, is_better, polish, search
+from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
 from onebasin.errors import InputError, SpecError
 from onebasin.parallel import threads_for
 from onebasin.state import State, as_state, check_finite, is_statistic
 from onebasin.symmetry import Element, Symmetry
+
+Point = SpacePlacement | Tensor  # where a space stands: a vertex, or relaxed matrices (characters, N, N)
+
+
+@dataclass(frozen=True)
+class Touch:
+    """A foot as the overlap sees it: the space, the number of the character among the space's, its dims."""
+
+    space: int
+    character: int
+    dims: tuple[int, ...]
+
+
+@dataclass
+class Piece:
+    """Blocks with the same feet, as arrays of both networks.
+
+    They are (N_1, ..., N_k, rest) and touch i has the dim (i,), unless feet share a dim (in a grouped convolution both
+    axes know the group): then the block's own dims are kept.
+    """
+
+    touches: tuple[Touch, ...]
+    a: Tensor
+    b: Tensor
+
+    @property
+    def entangled(self) -> bool:
+        """Whether feet share dims."""
+        return any(touch.dims != (number,) for number, touch in enumerate(self.touches))
+
+
+class Overlap:
+    """f(X) for a fixed pair of networks; the first may be any State, a sum of networks for instance.
+
+    Values are in units of the largest weights of both, `unit`.
+    """
+
+    def __init__(
+        self,
+        board: BlockLayout,
+        assignment: Assignment,
+        a: Mapping[str, Tensor],
+        b: Mapping[str, Tensor],
+        *,
+        std: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] | None = None,
+    ) -> None:
+        """Cut both networks into blocks; computing is done in float32, or in float64 if `b` is.
+
+        Args:
+            board: the symmetry, laid out.
+            assignment: its linear problem; made with `plain=True` if `std` is given.
+            a: the network that stays, or a sum of networks.
+            b: the network that moves.
+            std: standard deviations of both, whose overlap is added; they move like weights but see no sign.
+        """
+        self.assignment = assignment
+        example = b[board.tensors[0]] if board.tensors else torch.zeros(0)
+        self.dtype, self.device = torch.promote_types(torch.float32, example.dtype), example.device
+        self.linear = [
+            torch.zeros(len(seen), n, n, dtype=self.dtype, device=self.device)
+            for seen, n in zip(assignment.characters, map(assignment.size, range(len(board.spaces))), strict=True)
+        ]
+        found: dict[tuple[Touch, ...], list[tuple[Tensor, Tensor]]] = {}
+        sizes = _largest(board, a), _largest(board, b)  # products of very small or large weights would leave float32
+        self.unit = sizes[0] * sizes[1]
+        for left, right in [(a, b), *([std] if std else [])]:
+            for block in board.blocks:
+                feet = _active(assignment, block)
+                if feet:
+                    pair = [
+                        block.take((x[block.tensor] / size)[None].to(self.device, self.dtype))[0]
+                        for x, size in zip((left, right), sizes, strict=True)
+                    ]
+                    self._sort_in(feet, pair, found, signed=left is a)
+        self.pieces = [
+            Piece(touches, torch.cat([x for x, _ in pairs], -1), torch.cat([y for _, y in pairs], -1))
+            for touches, pairs in found.items()
+        ]
+        self.degree = max((len(piece.touches) for piece in self.pieces), default=1)
+
+    def _sort_in(
+        self,
+        feet: list[BlockAxis],
+        pair: list[Tensor],
+        found: dict[tuple[Touch, ...], list[tuple[Tensor, Tensor]]],
+        *,
+        signed: bool,
+    ) -> None:
+        """Add a block to the linear part, or to the pieces of its kind."""
+        dims = [foot.dims for foot in feet]
+        characters = [self._character(foot, signed) for foot in feet]
+        if len(set().union(*dims)) == sum(map(len, dims)):
+            pair = [_flat(array, dims) for array in pair]
+            dims = [(number,) for number in range(len(feet))]
+        if len(feet) == 1:
+            self.linear[feet[0].space][characters[0]] += pair[0] @ pair[1].T
+            return
+        touches = tuple(
+            Touch(foot.space, character, where) for foot, character, where in zip(feet, characters, dims, strict=True)
+        )
+        found.setdefault(touches, []).append((pair[0], pair[1]))
+
+    def _character(self, foot: BlockAxis, signed: bool) -> int:
+        seen = self.assignment.character(foot.space, foot.powers)
+        return self.assignment.characters[foot.space].index(seen if signed else (0,) * len(seen))
+
+    def gradient(self, points: Sequence[Point], wanted: Sequence[int] | None = None) -> list[Tensor]:
+        """Derivative by each space's matrices: (characters, N, N); left at the linear part where not wanted."""
+        gains = list(self.linear)
+        for piece in self.pieces:
+            for number, touch in enumerate(piece.touches):
+                if wanted is None or touch.space in wanted:
+                    fresh = gains[touch.space] is self.linear[touch.space]
+                    gains[touch.space] = self._add_slope(gains[touch.space], fresh, piece, number, points)
+        return gains
+
+    def _add_slope(self, gains: Tensor, fresh: bool, piece: Piece, number: int, points: Sequence[Point]) -> Tensor:
+        """Add a piece's derivative, into the same memory unless that is the linear part's."""
+        character = piece.touches[number].character
+        if fresh and len(gains) == 1 and not piece.entangled:
+            left, right = self._sides(piece, number, points)
+            return torch.addmm(gains[0], left, right.T)[None]
+        gains = gains.clone() if fresh else gains
+        if piece.entangled:
+            gains[character] += self._slope(piece, number, points)
+        else:
+            left, right = self._sides(piece, number, points)
+            gains[character].addmm_(left, right.T)
+        return gains
+
+    def value(self, points: Sequence[Point]) -> float:
+        """The overlap at a point."""
+        total = self.dot(self.linear, points)
+        for piece in self.pieces:
+            slope = self._slope(piece, 0, points)
+            touch = piece.touches[0]
+            total += _entry(slope, points[touch.space], touch.character, self.assignment, touch.space)
+        return total
+
+    def _slope(self, piece: Piece, number: int, points: Sequence[Point]) -> Tensor:
+        """Derivative of a piece by the matrix of one of its feet: (N, N)."""
+        if piece.entangled:
+            return self._slope_entangled(piece, number, points)
+        left, right = self._sides(piece, number, points)
+        return left @ right.T
+
+    def _sides(self, piece: Piece, number: int, points: Sequence[Point]) -> tuple[Tensor, Tensor]:
+        """Both networks as (N, everything else), the second moved along all other feet."""
+        moved = piece.b
+        for other, touch in enumerate(piece.touches):
+            if other != number:
+                moved = self._move(moved, other, touch, points[touch.space])
+        n = moved.shape[number]
+        return piece.a.movedim(number, 0).reshape(n, -1), moved.movedim(number, 0).reshape(n, -1)
+
+    def _move(self, array: Tensor, dim: int, touch: Touch, point: Point) -> Tensor:
+        """Act with one space on one dim."""
+        if isinstance(point, Tensor):
+            turned: Tensor = torch.tensordot(point[touch.character], array, ([1], [dim]))
+            return turned.movedim(0, dim)
+        moved = array.index_select(dim, point.source.to(self.device))
+        chi = self.assignment.chi(point, touch.space, touch.character)
+        if chi is None:
+            return moved
+        return moved * chi.to(moved).reshape([-1 if axis == dim else 1 for axis in range(moved.dim())])
+
+    def _slope_entangled(self, piece: Piece, number: int, points: Sequence[Point]) -> Tensor:
+        """The same where feet share dims: a lower letter per dim in new coordinates, an upper one in old ones."""
+        count = piece.a.dim() - 1
+        low, high = string.ascii_lowercase[:count], string.ascii_uppercase[:count]
+        terms, arrays = [low + "z", high + "z"], [piece.a, piece.b]
+        for other, touch in enumerate(piece.touches):
+            if other != number:
+                sizes = [piece.a.shape[dim] for dim in touch.dims]
+                matrix = self.matrix(touch.space, points[touch.space])[touch.character]
+                arrays.append(matrix.reshape(*sizes, *sizes))
+                terms.append("".join(low[dim] for dim in touch.dims) + "".join(high[dim] for dim in touch.dims))
+        mine = piece.touches[number].dims
+        result = "".join(low[dim] for dim in mine) + "".join(high[dim] for dim in mine)
+        slope = torch.einsum(",".join(terms) + "->" + result, *arrays)
+        return slope.reshape(self.linear[piece.touches[number].space].shape[1:])
+
+    def matrix(self, space: int, point: Point) -> Tensor:
+        """A point as matrices (characters, N, N)."""
+        if isinstance(point, Tensor):
+            return point
+        made = torch.zeros_like(self.linear[space])
+        rows = torch.arange(len(point.source), device=self.device)
+        for character in range(len(made)):
+            chi = self.assignment.chi(point, space, character)
+            made[character, rows, point.source.to(self.device)] = 1.0 if chi is None else chi.to(made)
+        return made
+
+    def blend(self, space: int, old: Point, new: Point, length: float) -> Tensor:
+        """(1 - length) old + length new, as matrices."""
+        made = self.matrix(space, old) * (1 - length)
+        if isinstance(new, Tensor):
+            return made.add_(new, alpha=length)
+        rows, columns = torch.arange(len(new.source), device=self.device), new.source.to(self.device)
+        for character in range(len(made)):
+            chi = self.assignment.chi(new, space, character)
+            made[character, rows, columns] += length if chi is None else length * chi.to(made)
+        return made
+
+    def inner(self, gains: Sequence[Tensor], points: Sequence[Point], space: int) -> float:
+        """<gains, point> of one space."""
+        return sum(
+            _entry(part, points[space], character, self.assignment, space)
+            for character, part in enumerate(gains[space])
+        )
+
+    def dot(self, gains: Sequence[Tensor], points: Sequence[Point]) -> float:
+        """<gains, point> of all spaces."""
+        return sum(self.inner(gains, points, space) for space in range(len(points)))
+
+
+def _entry(matrix: Tensor, point: Point, character: int, assignment: Assignment, space: int) -> float:
+    """<matrix, X_character>."""
+    if isinstance(point, Tensor):
+        return float(torch.dot(matrix.reshape(-1), point[character].reshape(-1)))
+    return assignment.taken(matrix, point, space, character)
+
+
+def _largest(board: BlockLayout, state: Mapping[str, Tensor]) -> float:
+    """The largest weight, 1 if there is none."""
+    found = [float(state[name].abs().max()) for name in board.tensors if state[name].numel()]
+    return max(found, default=0.0) or 1.0
+
+
+def _active(assignment: Assignment, block: TensorBlock) -> list[BlockAxis]:
+    """Feet of spaces that move. A parent without a sign here is left to the children that carry its index."""
+    feet = [foot for foot in block.feet if assignment.moves[foot.space]]
+    return [
+        foot
+        for foot in feet
+        if any(assignment.character(foot.space, foot.powers))
+        or not any(set(foot.dims) < set(other.dims) for other in feet)
+    ]
+
+
+def _flat(array: Tensor, dims: list[tuple[int, ...]]) -> Tensor:
+    """(*dims, rest) -> (N_1, ..., N_k, everything else)."""
+    used = [dim for group in dims for dim in group]
+    others = [dim for dim in range(array.dim()) if dim not in used]
+    sizes = [torch.Size([array.shape[dim] for dim in group]).numel() for group in dims]
+    return array.permute(*used, *others).reshape(*sizes, -1)
+
+
+STEPS = 24  # Frank-Wolfe steps at most; related networks take 2 to 5, and unrelated ones gain little afterwards
+_FLAT = 1e-4  # a step that promises less than this part of the overlap ends the search: the polish is cheaper
+_SWEEPS = 100
+_TIE = 1e-7  # overlaps closer than this, relatively, are equal up to rounding
+_NARROW = 256  # up to this width a descent takes a tenth of a second
+_NOISE = 1e-6  # gains below this part of the overlap are rounding, in float32
+
+
+def is_better(value: float, than: float) -> bool:
+    """Whether an overlap is larger by more than rounding."""
+    return value > than + _TIE * abs(than)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where a search ended: the vertex, the overlap there, Frank-Wolfe steps, the last gap, and coordinate sweeps."""
+
+    vertex: Vertex
+    value: float
+    steps: int
+    gap: float
+    sweeps: int
+
+
+def barycentre(overlap: Overlap) -> list[Tensor]:
+    """The mean of the whole group: 1/n inside what can be exchanged, 0 for a character that sees a sign."""
+    made = []
+    assignment = overlap.assignment
+    for number in range(len(assignment.spaces)):
+        point = torch.zeros_like(overlap.linear[number])
+        same = _exchangeable(assignment, number).to(point)
+        for character, seen in enumerate(assignment.characters[number]):
+            if not any(seen):
+                point[character] = same / same.sum(1, keepdim=True)
+        made.append(point)
+    return made
+
+
+def _exchangeable(assignment: Assignment, number: int) -> Tensor:
+    """(N, N): which coordinates can take each other's place."""
+    space = assignment.spaces[number]
+    free = torch.ones(1, 1)
+    kinds = [parent is not None and assignment.spaces[parent].permutable for parent in assignment.parents[number]]
+    sizes = [size for _, size in space.parents]
+    for size, moves in zip([*sizes, space.size], [*kinds, space.permutable], strict=True):
+        free = torch.kron(free, torch.ones(size, size) if moves else torch.eye(size))
+    return free
+
+
+def descend(overlap: Overlap, start: Sequence[Point]) -> tuple[list[Point], int, float]:
+    """Frank-Wolfe with an exact line search; returns the last point, the number of steps and the last gap.
+
+    The gap max_S <grad f(X), S - X> bounds what any point could gain if f were linear around X.
+    """
+    return _quadratic(overlap, list(start)) if overlap.degree <= 2 else _polynomial(overlap, list(start))
+
+
+def _quadratic(overlap: Overlap, points: list[Point]) -> tuple[list[Point], int, float]:
+    """With f = <L, X> + Q(X, X) the gradient is affine: one gradient at a vertex per step is enough.
+
+    Also <grad f(S), X> = <grad f(X), S> - <L, S> + <L, X>, so that no inner product of full matrices is needed.
+    """
+    gains = overlap.gradient(points)
+    along, plain = overlap.dot(gains, points), overlap.dot(overlap.linear, points)  # <grad f(X), X> and <L, X>
+    gap = 0.0
+    for step in range(STEPS):
+        targets, best = _targets(overlap, gains, points)
+        gap = best - along
+        if gap <= _FLAT * 0.5 * abs(along + plain):
+            return points, step, gap
+        ahead = overlap.gradient(targets)
+        there, flat = overlap.dot(ahead, targets), overlap.dot(overlap.linear, targets)
+        back = best - flat + plain
+        bend = 0.5 * (there - back - gap)
+        length = 1.0 if 2 * bend >= -gap else -gap / (2 * bend)
+        rest = 1.0 - length
+        points = _blend(overlap, points, targets, length)
+        gains = [torch.lerp(old, new, length) for old, new in zip(gains, ahead, strict=True)]
+        along = rest**2 * along + rest * length * (best + back) + length**2 * there
+        plain = rest * plain + length * flat
+    return points, STEPS, gap
+
+
+def _polynomial(overlap: Overlap, points: list[Point]) -> tuple[list[Point], int, float]:
+    """The same for tensors with three or more moving axes: the line search fits the polynomial along the segment."""
+    gap = 0.0
+    for step in range(STEPS):
+        gains = overlap.gradient(points)
+        targets, best = _targets(overlap, gains, points)
+        along = overlap.dot(gains, points)
+        gap = best - along
+        if gap <= _FLAT * 0.5 * abs(along + overlap.dot(overlap.linear, points)):
+            return points, step, gap
+        points = _blend(overlap, points, targets, _longest(overlap, points, targets))
+    return points, STEPS, gap
+
+
+def _targets(overlap: Overlap, gains: list[Tensor], points: list[Point]) -> tuple[list[Point], float]:
+    """The best vertex S for the gradient, and <gains, S>; a tree that feels no force stays where it is."""
+    targets, total = list(points), 0.0
+    for root in overlap.assignment.roots:
+        places, value = overlap.assignment.best(gains, root)
+        total += value
+        for space, place in places.items() if value else ():
+            targets[space] = place
+    return targets, total
+
+
+def _blend(overlap: Overlap, points: list[Point], targets: list[Point], length: float) -> list[Point]:
+    if length >= 1.0:
+        return list(targets)
+    return [
+        old if old is new else overlap.blend(space, old, new, length)
+        for space, (old, new) in enumerate(zip(points, targets, strict=True))
+    ]
+
+
+def _longest(overlap: Overlap, points: list[Point], targets: list[Point]) -> float:
+    """The best step in (0, 1] of the polynomial along the segment, fitted through degree + 1 of its values."""
+    at = np.linspace(0.0, 1.0, overlap.degree + 1)
+    values = [overlap.value(_blend(overlap, points, targets, float(t))) for t in at]
+    polynomial = np.polynomial.Polynomial.fit(at, values, overlap.degree)
+    turns = polynomial.deriv().roots()
+    inside = [float(t) for t in turns[abs(turns.imag) < 1e-9].real if 0 < float(t) < 1]
+    return max([*inside, 1.0], key=polynomial)
+
+
+def nearest(overlap: Overlap, points: Sequence[Point]) -> Vertex:
+    """The vertex closest to a relaxed point."""
+    found: dict[int, SpacePlacement] = {}
+    matrices = [overlap.matrix(space, point) for space, point in enumerate(points)]
+    for root in overlap.assignment.roots:
+        found.update(overlap.assignment.best(matrices, root)[0])
+    return [found[space] for space in range(len(points))]
+
+
+def polish(overlap: Overlap, start: Vertex) -> tuple[Vertex, float, int]:
+    """Coordinate ascent: solve one tree after the other until none gains; returns vertex, overlap and sweeps."""
+    assignment, vertex = overlap.assignment, list(start)
+    neighbours = _neighbours(overlap)
+    waiting = set(assignment.roots)
+    value, sweeps = overlap.value(vertex), 0
+    while waiting and sweeps < _SWEEPS:
+        sweeps += 1
+        for root in [root for root in assignment.roots if root in waiting]:
+            waiting.discard(root)
+            family = assignment.family(root)
+            gains = overlap.gradient(vertex, family)
+            before = sum(overlap.inner(gains, vertex, space) for space in family)
+            places, after = assignment.best(gains, root)
+            least = _NOISE * (abs(value) + abs(before))
+            if after - before <= least:
+                continue
+            moved = [places.get(space, place) for space, place in enumerate(vertex)]
+            # A tree that meets itself in a tensor is not linear in its own place: then only the overlap itself counts.
+            reached = overlap.value(moved) if root in neighbours[root] else value + after - before
+            if reached - value > least:
+                vertex, value = moved, reached
+                waiting |= neighbours[root]
+    return vertex, overlap.value(vertex), sweeps
+
+
+def _neighbours(overlap: Overlap) -> dict[int, set[int]]:
+    """For each tree the trees it shares a piece with."""
+    assignment = overlap.assignment
+    root_of = {space: root for root in assignment.roots for space in assignment.family(root)}
+    found: dict[int, set[int]] = {root: set() for root in assignment.roots}
+    for piece in overlap.pieces:
+        roots = [root_of[touch.space] for touch in piece.touches]
+        for number, root in enumerate(roots):
+            found[root] |= set(roots[:number] + roots[number + 1 :])
+    return found
+
+
+def grow(overlap: Overlap) -> Vertex:
+    """Place one tree after the other, in the order of the network, while those to come stay at the barycentre.
+
+    A tree is placed by what is rigid and by the trees before it; those behind count by their mean. One assignment
+    per tree, and for feed-forward networks a better start than any vertex.
+    """
+    points: list[Point] = list(barycentre(overlap))
+    for root in overlap.assignment.roots:
+        gains = overlap.gradient(points, overlap.assignment.family(root))
+        for space, place in overlap.assignment.best(gains, root)[0].items():
+            points[space] = place
+    return [point for point in points if isinstance(point, SpacePlacement)]
+
+
+def search(
+    overlap: Overlap, *, restarts: int = 0, generator: torch.Generator | None = None, thorough: bool = False
+) -> Found:
+    """Grow a vertex; descend from the barycentre as well where that is cheap or needed; polish; keep the best.
+
+    Growing misjudges spaces that meet themselves in a tensor (recurrent weights): there Frank-Wolfe is needed. In
+    wide feed-forward networks it takes ten times as long as growing and seldom ends higher: there it runs if the
+    search is `thorough`, or together with `restarts` from points between the barycentre and random vertices.
+    """
+    vertex, value, sweeps = polish(overlap, grow(overlap))
+    best = Found(vertex, value, 0, 0.0, sweeps)
+    if overlap.degree == 1:
+        return best  # a single assignment per tree: this is the optimum
+    neighbours = _neighbours(overlap)
+    needed = any(root in others for root, others in neighbours.items())
+    if not (thorough or restarts or needed or overlap.assignment.widest <= _NARROW):
+        return best
+    middle = barycentre(overlap)
+    starts: list[list[Point]] = [list(middle)]
+    for _ in range(restarts):
+        starts.append(_blend(overlap, list(middle), list(_random(overlap, generator)), 0.5))
+    return max((best, *(_from(overlap, start) for start in starts)), key=lambda found: found.value)
+
+
+def _from(overlap: Overlap, start: list[Point]) -> Found:
+    points, steps, gap = descend(overlap, start)
+    vertex, value, sweeps = polish(overlap, nearest(overlap, points))
+    return Found(vertex, value, steps, max(0.0, gap), sweeps)
+
+
+def _random(overlap: Overlap, generator: torch.Generator | None) -> Vertex:
+    """A random vertex: the best one for random gains."""
+    noise = [torch.rand(part.shape, generator=generator).to(part) - 0.5 for part in overlap.linear]
+    found: dict[int, SpacePlacement] = {}
+    for root in overlap.assignment.roots:
+        found.update(overlap.assignment.best(noise, root)[0])
+    return [found[space] for space in range(len(noise))]
+
 
 Spreads = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 EFFORTS = ("full", "cheap", "thorough")

@@ -34,9 +34,6 @@ from onebasin.functional import (
 )
 from onebasin.state import State, shared_names, trained_parameters
 
-# ----------------------------------------------------------------------
-# Batch norm of a network that was averaged: its running statistics are those of nobody, so measure them.
-
 
 def recalibrate(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, *, batch: int | None = None) -> State:
     """Return the network with running means and variances measured on `inputs`; see `onebasin.norms.refreshed`.
@@ -57,10 +54,6 @@ def recalibrate(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, *
             "there is nothing to recalibrate, repair works for networks without one"
         )
     return state
-
-
-# ----------------------------------------------------------------------
-# Which layers of a model can be rescaled unit by unit without touching anything else.
 
 
 _FEW = 2  # examples that show the way through the model
@@ -168,10 +161,6 @@ class _Follow(Watch):
         if weight in final:
             return "it gives the output: no other layer follows", True
         return "", True
-
-
-# ----------------------------------------------------------------------
-# REPAIR (Jordan et al., 2023): give every unit of a merged network the spread its unit had in the networks it i
 
 
 Statistics = dict[str, tuple[Tensor, Tensor]]  # name of a weight -> mean (units,) and std (units,) of its layer

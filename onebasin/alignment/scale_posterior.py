@@ -22,9 +22,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from onebasin.alignment.balance import loose, settle
+from onebasin.alignment.balance import Hold, Mass, Point, SquaresLayout, empty, loose, settle, slope
 from onebasin.alignment.layout import BlockLayout
-from onebasin.alignment.mass import Hold, Mass, Point, SquaresLayout, empty, slope
 from onebasin.errors import InputError
 from onebasin.symmetry import Element, Symmetry
 

@@ -14,9 +14,16 @@ from scipy import optimize
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.alignment.balance import Descent, balance, balancing, common_steps
+from onebasin.alignment.balance import (
+    Descent,
+    SquaresLayout,
+    balance,
+    balancing,
+    common_steps,
+    holds,
+    without_held_biases,
+)
 from onebasin.alignment.layout import BlockLayout
-from onebasin.alignment.mass import SquaresLayout, holds, without_held_biases
 from onebasin.errors import InputError, SpecError
 from tests.models import BATTERY
 

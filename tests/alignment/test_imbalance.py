@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.alignment.mass import imbalance
+from onebasin.alignment.balance import imbalance
 from onebasin.functional.call import global_seed
 
 

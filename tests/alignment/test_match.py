@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.alignment.assign import Assignment, SpacePlacement, Vertex
+from onebasin.alignment.assignment import Assignment, SpacePlacement, Vertex
 from onebasin.alignment.layout import BlockLayout
-from onebasin.alignment.match import match
-from onebasin.alignment.search import Overlap, barycentre, polish, search
+from onebasin.alignment.match import Overlap, barycentre, match, polish, search
 from onebasin.errors import InputError, SpecError
 from onebasin.state import STATISTICS
 from tests.alignment.test_layout import random_state

@@ -9,7 +9,7 @@ from scipy.stats import norm
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.alignment.assign import Assignment
+from onebasin.alignment.assignment import Assignment
 from onebasin.alignment.layout import BlockLayout
 from onebasin.errors import InputError
 from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank

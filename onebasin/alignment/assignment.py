@@ -23,10 +23,6 @@ from torch import Tensor
 from onebasin.alignment.layout import BlockLayout
 from onebasin.symmetry import Element, ExpandedElement, Space, sources
 
-# ----------------------------------------------------------------------
-# Signs of units under several characters: the best ones for given gains.
-
-
 Character = tuple[int, ...]
 Component = tuple[list[int], list[int]]
 _ENUMERATED = 8  # up to so many signs of one unit are tried in all combinations, more one after the other
@@ -110,10 +106,6 @@ def chosen(gains: Tensor, characters: list[Character], parts: list[Component], c
         else:
             signs[members] = combos[(_chi(combos.T, table).T @ gains[seen]).argmax(0)].T.float()
     return signs
-
-
-# ----------------------------------------------------------------------
-# The best element for given gains: one assignment per space, nested where spaces are fibred, signs included.
 
 
 Numbers = NDArray[np.float64]
