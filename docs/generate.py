@@ -1,8 +1,8 @@
 """Write what the documentation says about the program, so that it cannot fall behind.
 
 docs/cli.md comes from ``--help``, docs/results.md from the records in docs/results/, the sample output in README.md
-from its first example, the list of files in docs/architecture.md from their first lines. ``python docs/generate.py`` rewrites them; with ``--check`` it only reports what is out of date
-(exit code 1).
+from its first example, the list of files in docs/architecture.md from their first lines. ``python docs/generate.py``
+rewrites them; with ``--check`` it only reports what is out of date (exit code 1).
 """
 
 import ast

@@ -462,21 +462,12 @@ def write_record(record: Record, path: str | os.PathLike[str]) -> None:
     """
     file = Path(path)
     text = json.dumps({"format": FORMAT, "version": VERSION, "record": encode(record)}, indent=1, allow_nan=False)
+    from onebasin.storage import write_text  # needs numpy, which showing a record does not
+
     try:
-        write_whole(file, text + "\n")
+        write_text(file, text + "\n")
     except OSError as error:
         raise DiskError(f"{file} cannot be written ({error.strerror or error}): choose another folder") from error
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a file under another name first: it appears whole or not at all."""
-    part = file.with_name(f"{file.name}.part")
-    part.unlink(missing_ok=True)  # an existing link would be followed
-    with part.open("x", encoding="utf-8") as opened:
-        opened.write(text)
-        opened.flush()
-        os.fsync(opened.fileno())
-    part.replace(file)
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:

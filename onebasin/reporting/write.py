@@ -10,7 +10,7 @@ from typing import Any
 from onebasin.errors import DiskError, InputError
 from onebasin.reporting.drawing import WIDTH, draw, height, house_style
 from onebasin.reporting.page import page
-from onebasin.reporting.record import Figure, Record, write_whole
+from onebasin.reporting.record import Figure, Record
 from onebasin.reporting.text import Names
 
 FORMATS = ("svg", "pdf", "png")
@@ -72,6 +72,8 @@ def write_report(records: Record | Sequence[Record], folder: str | os.PathLike[s
         InputError: there is no record.
         DiskError: the folder cannot be written.
     """
+    from onebasin.storage import write_text
+
     wanted = [records] if isinstance(records, Record) else list(records)
     if not wanted:
         raise InputError("a report shows at least one record, found none: give the folder of a finished run")
@@ -80,7 +82,7 @@ def write_report(records: Record | Sequence[Record], folder: str | os.PathLike[s
         goal.mkdir(parents=True, exist_ok=True)
         if figures:
             _save_figures(wanted, goal / FIGURES)
-        write_whole(goal / PAGE, page(wanted))
+        write_text(goal / PAGE, page(wanted))
     except OSError as error:
         raise DiskError(f"{goal} cannot be written ({error.strerror or error}): choose another folder") from error
     return goal / PAGE
