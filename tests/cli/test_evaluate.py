@@ -110,11 +110,11 @@ def test_the_record_holds_what_the_library_finds(run: Run, folder: Path) -> None
         nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)),
         networks,
         (data["x"], data["y"].long()),
-        outside=arrays("foreign.npz")["x"],
+        ood=arrays("foreign.npz")["x"],
         reference=load_posterior(folder / "posterior.safetensors"),
         seed=3,
         draws=7,
-        resamples=40,
+        n_resamples=40,
         level=0.9,
         bins=5,
     )

@@ -261,13 +261,10 @@ def test_a_model_of_a_file_goes_to_workers(run: Run, tmp_path: Path, models: Pat
     x = torch.linspace(-1, 1, 90).reshape(30, 3)
     np.savez(tmp_path / "data.npz", x=x.numpy(), y=x.sum(1).numpy())
     settings = ("--noise", 0.1, "--modes", 4, "--draws", 2, "--epochs", 2, "--set", "warmup=3", "--set", "leapfrog=3")
-    for name, places in (("one", ()), ("two", ("--workers", 2, "--memory", "50GB"))):
+    for name, places in (("one", ()), ("two", ("--workers", 2))):
         code, _, err = run(f"{models}:Line", tmp_path / "data.npz", *settings, *places, "-o", tmp_path / name)
         assert (code, err) == (0, "")
     assert same(Population.open(tmp_path / "one"), Population.open(tmp_path / "two"))
-    code, _, err = run(f"{models}:Line", tmp_path / "data.npz", *settings, "--memory", "1MB", "-o", tmp_path / "none")
-    assert code == InputError.exit_code
-    assert "give at least that much" in err
 
 
 def test_several_inputs_and_two_classes(run: Run, tmp_path: Path, models: Path) -> None:

@@ -149,7 +149,7 @@ def test_broken_members_are_named_from_afar(populations: tuple[Population, Popul
 def test_memory_that_pairs_do_not_fit_into_is_refused_before_the_work() -> None:
     many = Population.from_stacked({"w": torch.zeros(20_000, 1)})
     with pytest.raises(InputError, match=r"about \d+\.\d GB"):
-        discrepancy(many[:10_000], many[10_000:], memory="4GB", permutations=0, resamples=0)
+        discrepancy(many[:10_000], many[10_000:], memory="4GB", permutations=0, n_resamples=0)
 
 
 @settings(max_examples=30, deadline=None)

@@ -60,7 +60,7 @@ OUTSIDE = 4 * examples(150, seed=2)[0]
 
 @pytest.fixture(scope="module")
 def whole() -> Evaluation:
-    return evaluate(MODEL, POPULATION, DATA, outside=OUTSIDE, reference=POPULATION[:2])
+    return evaluate(MODEL, POPULATION, DATA, ood=OUTSIDE, reference=POPULATION[:2])
 
 
 def softmaxes(inputs: Tensor, population: Population = POPULATION) -> np.ndarray:
@@ -149,8 +149,8 @@ def test_the_temperature_never_sees_what_it_is_judged_on(whole: Evaluation) -> N
 
 
 def test_members_are_averaged_in_a_stream_of_any_width() -> None:
-    one = evaluate(MODEL, POPULATION, DATA, outside=OUTSIDE, chunk=1, batch=7, **QUICK)
-    all_ = evaluate(MODEL, POPULATION, DATA, outside=OUTSIDE, chunk=6, **QUICK)
+    one = evaluate(MODEL, POPULATION, DATA, ood=OUTSIDE, chunk=1, batch=7, **QUICK)
+    all_ = evaluate(MODEL, POPULATION, DATA, ood=OUTSIDE, chunk=6, **QUICK)
     for name, estimate in one.inside.items():
         assert estimate == pytest.approx(all_.inside[name], abs=1e-5), name
     for score, numbers in one.detection.items():
@@ -163,16 +163,16 @@ def test_equal_members_do_not_disagree_at_all() -> None:
         {name: value[:1].expand(9, *value.shape[1:]) for name, value in POPULATION.stacked().items()}
     )
     found = evaluate(MODEL, same, DATA, chunk=1, **QUICK)
-    assert found.inside["mutual_information"] == Estimate(0, 0, 0)
+    assert found.in_distribution["mutual_information"] == Estimate(0, 0, 0)
     single = evaluate(MODEL, POPULATION[:1], DATA, chunk=1, **QUICK)
     for name in ("accuracy", "brier", "ece"):
-        assert found.inside[name] == single.inside[name]
+        assert found.in_distribution[name] == single.inside[name]
 
 
 def test_overconfident_networks_cost_much_and_not_infinitely_much() -> None:
     huge = Population.from_stacked({name: 1e4 * value for name, value in POPULATION[:2].stacked().items()})
     found = evaluate(MODEL, huge, DATA, **QUICK)
-    assert 100 < found.inside["nll"].value < math.inf
+    assert 100 < found.in_distribution["nll"].value < math.inf
     json.loads(found.to_json())
 
 
@@ -183,11 +183,11 @@ def test_one_logit_is_two_classes() -> None:
     stacked = {f"0.{name}": value for name, value in networks.stacked().items()}
     stacked["1.weight"] = torch.tensor([[0.0], [1.0]]).expand(6, 2, 1)
     stacked["1.bias"] = torch.zeros(6, 2)
-    pairs = evaluate(two, Population.from_stacked(stacked), (x, y), outside=OUTSIDE, **QUICK)
+    pairs = evaluate(two, Population.from_stacked(stacked), (x, y), ood=OUTSIDE, **QUICK)
     for targets in (y, y.float()[:, None]):
-        found = evaluate(binary, networks, (x, targets), outside=OUTSIDE, likelihood="bernoulli", **QUICK)
+        found = evaluate(binary, networks, (x, targets), ood=OUTSIDE, likelihood="bernoulli", **QUICK)
         assert found.kind == "bernoulli"
-        for name, estimate in found.inside.items():
+        for name, estimate in found.in_distribution.items():
             assert estimate == pytest.approx(pairs.inside[name], abs=1e-5), name
         for score in ("msp", "entropy", "mutual_information"):
             assert found.detection[score]["auroc"].value == pytest.approx(
@@ -212,7 +212,7 @@ def test_posteriors_are_drawn_from_and_seeds_decide() -> None:
 def test_models_and_the_global_generator_stay_as_they_were() -> None:
     before = {name: value.clone() for name, value in MODEL.state_dict().items()}
     state = torch.random.get_rng_state()
-    evaluate(MODEL, posterior(MODEL), DATA, outside=OUTSIDE, draws=2, **QUICK)
+    evaluate(MODEL, posterior(MODEL), DATA, ood=OUTSIDE, draws=2, **QUICK)
     assert all(torch.equal(value, before[name]) for name, value in MODEL.state_dict().items())
     assert torch.equal(state, torch.random.get_rng_state())
     assert MODEL.training
@@ -242,9 +242,9 @@ def test_numbers_of_values(column: bool) -> None:
         "coverage_90": float(((goals >= low) & (goals <= high)).double().mean()),
         "width_90": float((high - low).mean()),
     }
-    assert set(found.inside) == {*expected, "coverage_50", "width_50"}
+    assert set(found.in_distribution) == {*expected, "coverage_50", "width_50"}
     for name, value in expected.items():
-        assert found.inside[name].value == pytest.approx(value, rel=1e-6), name
+        assert found.in_distribution[name].value == pytest.approx(value, rel=1e-6), name
     assert (found.kind, found.temperature, dict(found.detection)) == ("gaussian", None, {})
 
 
@@ -257,7 +257,7 @@ def test_learned_noise_is_the_networks_own() -> None:
     found = evaluate(learned, Population.from_stacked(stacked), (x, y), **QUICK)
     means = predictions(model, networks, x).double()[:, :, 0]
     expected = float(gaussian_nll(means, y.double(), noise.double()[:, None]))
-    assert found.inside["nll"].value == pytest.approx(expected, rel=1e-6)
+    assert found.in_distribution["nll"].value == pytest.approx(expected, rel=1e-6)
 
 
 # ---------------------------------------------------------------------- the report

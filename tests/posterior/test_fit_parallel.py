@@ -14,10 +14,9 @@ from onebasin.parallel.executor import Executor, SerialExecutor
 from onebasin.population.population import Population
 from onebasin.population.sources import gather
 from onebasin.posterior.fit import fit
-from onebasin.posterior.layout import uncertain
+from onebasin.posterior.layout import flat_layout
 from onebasin.posterior.moments import Deviations, Read, moments
 from onebasin.posterior.posterior import Posterior
-from onebasin.posterior.refine import calibrate
 from tests.judging import numbers, seeded
 
 MEMBERS, BLOCK = 47, 5
@@ -78,8 +77,8 @@ def assert_same(one: Posterior, other: Posterior) -> None:
     assert torch.equal(one.weights, other.weights)
     for left, right in zip(one.components, other.components, strict=True):
         assert torch.equal(left.centre, right.centre)
-        tensors = right.shape.tensors()
-        assert all(torch.equal(value, tensors[name]) for name, value in left.shape.tensors().items())
+        tensors = right.covariance.tensors()
+        assert all(torch.equal(value, tensors[name]) for name, value in left.covariance.tensors().items())
     for own, others in zip(one.rest, other.rest, strict=True):
         assert all(torch.equal(value, others[name]) for name, value in own.items())
     assert one.provenance == other.provenance
@@ -112,7 +111,7 @@ def test_shards_give_the_moments_of_all(executor: str | None, two: Executor) -> 
 
 def test_products_over_shards_are_those_of_the_whole_matrix(two: Executor) -> None:
     population = networks(torch.float64)
-    layout, groups = uncertain(population), torch.arange(MEMBERS) % 2
+    layout, groups = flat_layout(population), torch.arange(MEMBERS) % 2
     centres = moments(population, layout.names, groups).mean
     rows = torch.cat([population.tensor(name).flatten(1) for name in layout.names], 1) - centres[groups]
     found, whole = Deviations(population, layout, centres, groups, executor=two), Read(lambda: iter([(0, rows)]))
@@ -176,8 +175,8 @@ def test_a_teacher_is_asked_anywhere_and_places_leave_no_trace(two: Executor) ->
     posterior = fit(population, model=model())
     given: dict[str, Any] = {"steps": 2, "draws": 2, "batch": 4}
     inputs = numbers(6, 13).float()
-    here = calibrate(posterior, model(), population, inputs, **given)
-    there = calibrate(posterior, model(), population, inputs, **given, executor=two)
+    here = fit_scales(model(), posterior, population, inputs, **given)
+    there = fit_scales(model(), posterior, population, inputs, **given, executor=two)
     assert_same(here, there)
 
 

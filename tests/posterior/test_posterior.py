@@ -199,8 +199,8 @@ def test_saved_and_loaded_it_is_the_same_bit_for_bit(dtype: torch.dtype, tmp_pat
     for name, value in first.items():
         assert value.dtype == posterior.spec[name].dtype and torch.equal(value, second[name])
     for ours, theirs in zip(posterior.components, loaded.components, strict=True):
-        assert torch.equal(ours.centre, theirs.centre) and ours.shape.kind == theirs.shape.kind
-        mine, others = ours.shape.tensors(), theirs.shape.tensors()
+        assert torch.equal(ours.centre, theirs.centre) and ours.covariance.kind == theirs.covariance.kind
+        mine, others = ours.covariance.tensors(), theirs.covariance.tensors()
         assert mine.keys() == others.keys()
         assert all(torch.equal(mine[key], others[key]) and mine[key].dtype == others[key].dtype for key in mine)
     for own, other in zip(posterior.rest, loaded.rest, strict=True):

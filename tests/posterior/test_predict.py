@@ -17,7 +17,7 @@ from onebasin.population.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank
 from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior
-from onebasin.posterior.predictive import Drawn, predict
+from onebasin.posterior.predict import Drawn, predict
 from onebasin.state import State, spec_of, state_of
 from tests.models import BATTERY
 

@@ -30,7 +30,7 @@ from onebasin.population.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank
 from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior
-from onebasin.posterior.predictive import Drawn, PredictOptions, Reel, needs, passes, predict, summarise
+from onebasin.posterior.predict import Drawn, PredictOptions, Reel, needs, passes, predict, summarise
 from onebasin.state import spec_of, state_of
 from tests.models import BATTERY
 
@@ -188,8 +188,10 @@ def test_tensors_that_lie_askew(two: Executor) -> None:
     posterior = posterior_of(model, rank=7)
     (first, *_), size = posterior.components, posterior.layout.size
     assert isinstance(first.shape, LowRank)
-    factor = torch.empty(7 * size + 1)[1:].view(size, 7).copy_(first.shape.factor)
-    posterior = Posterior.equal([Gaussian(first.centre, LowRank(first.shape.scale, factor))], posterior.layout, [{}])
+    factor = torch.empty(7 * size + 1)[1:].view(size, 7).copy_(first.covariance.factor)
+    posterior = Posterior.equal(
+        [Gaussian(first.centre, LowRank(first.covariance.scale, factor))], posterior.layout, [{}]
+    )
     expected, *others = (predict(model, posterior, INPUTS, draws=5, **where) for where in everywhere(two))
     assert all(torch.equal(expected, found) for found in others)
 
@@ -228,7 +230,7 @@ def test_evaluations_of_values(two: Executor) -> None:
     line = nn.Linear(5, 1)
     population, data = population_of(line, 40), (INPUTS, INPUTS.sum(1, keepdim=True))
     expected, *others = (
-        evaluate(line, population, data, noise=0.5, resamples=20, **own).record() for own in everywhere(two)
+        evaluate(line, population, data, noise=0.5, n_resamples=20, **own).record() for own in everywhere(two)
     )
     assert all(found == expected for found in others)
 
@@ -247,15 +249,15 @@ def test_diversities(two: Executor, stored: Population, monkeypatch: pytest.Monk
     expected, *others = (diversity(mlp(), stored, INPUTS, OUTSIDE, **where) for where in everywhere(two))
     for found in others:
         assert found.matrix is not None and expected.matrix is not None and torch.equal(found.matrix, expected.matrix)
-        assert found.outside_matrix is not None and torch.equal(found.outside_matrix, expected.outside_matrix)  # type: ignore[arg-type]
-        assert found.inside == expected.inside
+        assert found.ood_matrix is not None and torch.equal(found.ood_matrix, expected.outside_matrix)  # type: ignore[arg-type]
+        assert found.in_distribution == expected.inside
     torch.testing.assert_close(expected.matrix, whole.matrix, rtol=1e-3, atol=1e-6)
     assert expected.inside.population == pytest.approx(whole.inside.population, rel=1e-9)
 
 
 def test_functions_of_two_populations(two: Executor, stored: Population) -> None:
     other = population_of(mlp(), 12, seed=8)
-    judge = MMDTest(Runs.of(stored, other), permutations=19, resamples=0)
+    judge = MMDTest(Runs.of(stored, other), permutations=19, n_resamples=0)
     expected, found = (compare_functions(judge, mlp(), stored, other, INPUTS, executor=own) for own in (None, two))
     assert found == expected
 
@@ -338,7 +340,7 @@ def test_memory_is_stated_and_kept_to(stored: Population, monkeypatch: pytest.Mo
     targets = torch.randint(3, (37,), generator=seeded(5))
     for refused in (
         lambda: predict(mlp(), stored, INPUTS, memory="300MB"),
-        lambda: evaluate(mlp(), stored, (INPUTS, targets), outside=OUTSIDE, memory="300MB"),
+        lambda: evaluate(mlp(), stored, (INPUTS, targets), ood=OUTSIDE, memory="300MB"),
         lambda: diversity(mlp(), stored, INPUTS, memory="300MB"),
     ):
         with pytest.raises(InputError, match="with one worker, found memory=300MB"):

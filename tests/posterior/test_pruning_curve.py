@@ -36,7 +36,7 @@ def judged(model: nn.Module, state: State, data: tuple[Tensor, Tensor]) -> tuple
 @pytest.mark.parametrize("per", ["global", "tensor"])
 def test_every_point_is_what_pruning_once_gives(per: str) -> None:
     model, posterior, data = setting()
-    found = pruning_curve(model, None, posterior, data, per=per, repeats=2, seed=4)
+    found = pruning_curve(model, posterior, data, per=per, repeats=2, seed=4)
     assert tuple(found.points) == CRITERIA
     assert found.levels == LEVELS
     assert found.examples == 200
@@ -53,7 +53,7 @@ def test_every_point_is_what_pruning_once_gives(per: str) -> None:
 
 def test_at_one_all_criteria_agree_and_the_network_is_whole() -> None:
     model, posterior, data = setting()
-    found = pruning_curve(model, None, posterior, data, levels=(1.0,))
+    found = pruning_curve(model, posterior, data, levels=(1.0,))
     assert {found.accuracy(by) for by in CRITERIA} == {(1.0,)}
 
 
@@ -95,7 +95,7 @@ def test_a_network_alone_and_values_instead_of_classes() -> None:
 
 def test_the_table_and_the_record_say_the_same() -> None:
     model, posterior, data = setting()
-    found = pruning_curve(model, None, posterior, data, by=["snr", "sigma"], levels=[0.5, 0.01])
+    found = pruning_curve(model, posterior, data, by=["snr", "sigma"], levels=[0.5, 0.01])
     rows = [line.split() for line in str(found).splitlines()]
     assert [row[0] for row in rows[2:]] == ["50", "1"]
     content = json.loads(found.to_json())
@@ -109,9 +109,9 @@ def test_the_table_and_the_record_say_the_same() -> None:
 def test_requests_that_make_no_sense_are_refused() -> None:
     model, posterior, data = setting()
     with pytest.raises(InputError, match="did you mean 'repeats'"):
-        pruning_curve(model, None, posterior, data, repeat=3)  # type: ignore[call-arg]
+        pruning_curve(model, posterior, data, repeat=3)  # type: ignore[call-arg]
     for wrong in ({"by": []}, {"levels": []}, {"repeats": 0}):
         with pytest.raises(InputError, match="at least one"):
-            pruning_curve(model, None, posterior, data, **wrong)
+            pruning_curve(model, posterior, data, **wrong)
     with pytest.raises(InputError, match="standard deviations"):
-        pruning_curve(model, None, posterior.mean, data)
+        pruning_curve(model, posterior.mean, data)

@@ -17,7 +17,7 @@ from onebasin.posterior.fit import fit
 from onebasin.posterior.gaussian import Diagonal, Full, Gaussian, LowRank
 from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior, load_posterior
-from onebasin.posterior.predictive import predict
+from onebasin.posterior.predict import predict
 from onebasin.posterior.refine import Bell, Free, RefinedParameters, Teacher, Widths, calibrate, refine
 from onebasin.state import spec_of
 
@@ -58,7 +58,7 @@ def test_a_refined_posterior_predicts_what_the_population_predicts(
 ) -> None:
     model, population, train, test = problem
     fitted = fit(population)
-    refined = refine(fitted, model, population, train, steps=300)
+    refined = refine(model, fitted, population, train, steps=300)
     thinned = predictions(model, population[:6], test).softmax(2).mean(0)
     goal = predict(model, population, test, average=True)
     assert far(model, refined, population, test) < 0.4 * far(model, fitted, population, test)
@@ -71,7 +71,7 @@ def test_it_says_what_it_is_and_survives_a_file(
     problem: tuple[nn.Module, Population, Tensor, Tensor], tmp_path: Path
 ) -> None:
     model, population, train, _ = problem
-    refined = refine(fit(population), model, population, train, steps=5)
+    refined = refine(model, fit(population), population, train, steps=5)
     told = refined.provenance["refined"]
     assert (
         told["networks"] == len(population)
@@ -87,7 +87,7 @@ def test_it_says_what_it_is_and_survives_a_file(
 def test_the_seed_decides(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
     model, population, train, _ = problem
     first, same, other = (
-        refine(fit(population), model, population, train, steps=4, seed=seed).mean for seed in (3, 3, 4)
+        refine(model, fit(population), population, train, steps=4, seed=seed).mean for seed in (3, 3, 4)
     )
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
@@ -113,7 +113,7 @@ def test_nothing_that_was_given_changes(problem: tuple[nn.Module, Population, Te
 def test_calibration_keeps_ratios_within_a_tensor(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
     model, population, train, test = problem
     fitted = fit(population)
-    found = calibrate(fitted, model, population, train)
+    found = fit_scales(model, fitted, population, train)
     numbers = found.provenance["calibrated"]["tensors"][0]
     for name, (width, gain) in numbers.items():
         torch.testing.assert_close(found.std[name], fitted.std[name] * width)
@@ -125,7 +125,9 @@ def test_a_short_leash_holds(problem: tuple[nn.Module, Population, Tensor, Tenso
     model, population, train, _ = problem
     fitted = fit(population)
     loose, held = (
-        refine(fitted, model, population, train, steps=60, start=1.0, leash=leash).provenance["refined"]["narrowing"]
+        refine(model, fitted, population, train, steps=60, start=1.0, kl_weight=leash).provenance["refined"][
+            "narrowing"
+        ]
         for leash in (0.0, 1e4)
     )
     assert abs(held - 1) < 0.05 < abs(loose - 1)
@@ -202,7 +204,7 @@ def test_values_match_mean_and_spread() -> None:
     population = around(model, seed=5, width=0.15)
     inputs = torch.linspace(-2, 2, 120)[:, None]
     fitted = fit(population)
-    refined = refine(fitted, model, population, inputs[::2], output="values", steps=300, noise=0)
+    refined = refine(model, fitted, population, inputs[::2], output="values", steps=300, noise=0)
     goal, before, after = (
         predict(model, q, inputs[1::2], output="values", draws=500) for q in (population, fitted, refined)
     )
@@ -214,7 +216,7 @@ def test_values_match_mean_and_spread() -> None:
 def test_low_rank_and_mixtures_move_too(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
     model, population, train, test = problem
     for fitted in (fit(population, "low-rank", rank=2), fit(population, "mixture", components=2)):
-        refined = refine(fitted, model, population, train, steps=150)
+        refined = refine(model, fitted, population, train, steps=150)
         assert [type(part.shape) for part in refined.components] == [type(part.shape) for part in fitted.components]
         assert far(model, refined, population, test) < far(model, fitted, population, test)
 
@@ -267,7 +269,7 @@ def test_buffers_ties_and_tokens() -> None:
         states.append(state)
     population = Population.from_states(states)
     tokens = torch.randint(5, (40,), generator=generator)
-    refined = refine(fit(population, model=model), model, population, tokens, steps=5)
+    refined = refine(model, fit(population, model=model), population, tokens, steps=5)
     drawn = refined.draw(3, generator, statistics=False)
     assert torch.equal(drawn.tensor("embedding.weight"), drawn.tensor("head.weight"))
     assert bool((drawn.tensor("norm.running_var") > 0).all())
@@ -297,7 +299,7 @@ def test_surroundings_of_several_inputs() -> None:
 def test_half_precision_stays_half(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
     model, population, train, _ = problem
     half = population.to(dtype=torch.float16)
-    refined = refine(fit(half), model, half, train, steps=3)
+    refined = refine(model, fit(half), half, train, steps=3)
     assert {value.dtype for value in refined.mean.values()} == {torch.float16}
     assert {value.dtype for value in refined.draw(2, torch.Generator()).stacked().values()} == {torch.float16}
 
@@ -340,7 +342,7 @@ def test_bad_options_are_refused(
 ) -> None:
     model, population, train, _ = problem
     with pytest.raises(InputError, match=words):
-        refine(fit(population), model, population, train, **options)  # type: ignore[arg-type]
+        refine(model, fit(population), population, train, **options)  # type: ignore[arg-type]
 
 
 def test_other_shapes_and_models_are_refused(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
@@ -349,9 +351,9 @@ def test_other_shapes_and_models_are_refused(problem: tuple[nn.Module, Populatio
     size = fitted.layout.size
     full = Posterior.equal([Gaussian(torch.zeros(size), Full(torch.eye(size)))], fitted.layout, [{}])
     with pytest.raises(InputError, match="diagonal or low-rank"):
-        refine(full, model, population, train)
+        refine(model, full, population, train)
     with pytest.raises(SpecError):
-        refine(fitted, nn.Linear(2, 3), population, train)
+        refine(nn.Linear(2, 3), fitted, population, train)
 
 
 def test_one_width_per_tensor_only() -> None:

@@ -45,10 +45,10 @@ def test_a_spread_from_another_basin_is_brought_home(
     away = carried(own, symmetry.random(7), symmetry)
     found = stitch(own, away, symmetry, by=by)
     assert torch.equal(found.components[0].centre, own.components[0].centre)
-    for name, value in own.components[0].shape.tensors().items():
-        torch.testing.assert_close(found.components[0].shape.tensors()[name], value)
+    for name, value in own.components[0].covariance.tensors().items():
+        torch.testing.assert_close(found.components[0].covariance.tensors()[name], value)
     blind = Gaussian(own.components[0].centre, away.components[0].shape)
-    assert not torch.allclose(blind.shape.std(), own.components[0].shape.std())
+    assert not torch.allclose(blind.covariance.std(), own.components[0].covariance.std())
     assert found.provenance["stitch"]["mean of"] == {"seed": 1}
 
 
@@ -57,7 +57,7 @@ def test_a_given_element_is_used(model: nn.Module, symmetry: ob.Symmetry) -> Non
     element = symmetry.random(3)
     found = stitch(own, other, symmetry, element=element)
     moved = carried(other, element, symmetry)
-    assert torch.equal(found.components[0].shape.std(), moved.components[0].shape.std())
+    assert torch.equal(found.components[0].covariance.std(), moved.components[0].covariance.std())
 
 
 def test_distance_in_a_common_basin_is_that_before_the_move(model: nn.Module, symmetry: ob.Symmetry) -> None:

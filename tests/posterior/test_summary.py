@@ -8,7 +8,7 @@ from torch import nn
 
 from onebasin.errors import InputError
 from onebasin.population.population import Population
-from onebasin.posterior.predictive import predict, summarise
+from onebasin.posterior.predict import predict, summarise
 
 INPUTS = torch.randn(9, 4, generator=torch.Generator().manual_seed(1))
 MODEL = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
