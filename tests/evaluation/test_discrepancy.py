@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin.errors import InputError, SpecError
-from onebasin.evaluation.discrepancy import MMDTest, discrepancy
+from onebasin.evaluation.discrepancy import NORMAL_FORMS, MMDTest, discrepancy
 from onebasin.evaluation.distances import pair_distances, tensor_distances
 from onebasin.evaluation.runs import Runs, same_run_share
 from onebasin.functional.call import global_seed
@@ -26,7 +26,7 @@ from onebasin.population.population import Population
 from tests.alignment.test_canonical import decayed, perceptron
 from tests.judging import assert_mean, numbers, seeded
 
-QUICK: dict[str, Any] = {"permutations": 19, "resamples": 20}
+QUICK: dict[str, Any] = {"permutations": 19, "n_resamples": 20}
 
 
 def population(members: int, seed: int = 0, dtype: torch.dtype = torch.float64, **facts: Any) -> Population:
@@ -172,8 +172,10 @@ def test_without_symmetries_an_orbit_is_one_point(case: str) -> None:
     build, example = CASES[case]
     symmetry = ob.discover(build(0), example)
     a, b = (Population.from_models([build(first + n) for n in range(8)]) for first in (0, 20))
-    forms = [form for form in FORMS if form.count("/") and not form.startswith("keep") and not form.endswith("keep")]
-    given = {"symmetry": symmetry, "forms": forms, "model": build(0), "preset": "pooled", **QUICK}
+    forms = [
+        form for form in NORMAL_FORMS if form.count("/") and not form.startswith("keep") and not form.endswith("keep")
+    ]
+    given = {"symmetry": symmetry, "normal_forms": forms, "model": build(0), "preset": "pooled", **QUICK}
     inputs = numbers(6, *example.shape[1:], seed=5)
     before = discrepancy(a, b, inputs=inputs, **given)
     after = discrepancy(moved(a, symmetry, 100), moved(b, symmetry, 200), inputs=inputs, **given)
@@ -215,11 +217,14 @@ def test_large_populations_take_a_form_on_disk(
     forms = ["balanced/norm", "aligned"]
     expected = discrepancy(a, b, symmetry=symmetry, normal_forms=forms, **QUICK)
     monkeypatch.setattr(import_module("onebasin.evaluation.discrepancy"), "LARGE", 0)
-    told: list[str] = []
-    found = discrepancy(a, b, symmetry=symmetry, normal_forms=forms, scratch=tmp_path, progress=told.append, **QUICK)
+    told: list[tuple[int, int, str]] = []
+    found = discrepancy(
+        a, b, symmetry=symmetry, normal_forms=forms, scratch=tmp_path, progress=lambda *at: told.append(at), **QUICK
+    )
     assert found.as_dict() == expected.as_dict()
     assert list(tmp_path.iterdir()) == []
-    assert [form in text for form, text in zip(["raw", *forms], told, strict=True)] == [True] * 3
+    assert [at[:2] for at in told] == [(0, 3), (1, 3), (2, 3)]
+    assert all(form in at[2] for form, at in zip(["raw", *forms], told, strict=True))
 
 
 # Runs: modes N(0, I) in d dimensions, members N(mode, noise^2 I); a Gaussian kernel of bandwidth b.
@@ -301,11 +306,11 @@ def test_whole_runs_change_sides_in_the_statistic_without_pairs_of_one_run() -> 
     (x, chain), (y, other) = draws([3] * 4, 0.3, 0), draws([3] * 5, 0.3, 2)
     a, b = Population.from_stacked({"w": x}, chain=chain), Population.from_stacked({"w": y}, chain=other)
     runs = Runs.of(a, b)
-    judge = MMDTest(runs, permutations=19, n_resamples=0)
+    test = MMDTest(runs, permutations=19, n_resamples=0)
     matrix = kernel_matrix(Pooled.of(x, y), B, "gaussian")
     squared, explained = parts(x, y, chain, other)
-    assert judge.sides is not None
-    found = side_statistics(judge._exchangeable(matrix, runs.sums(matrix)), judge.sides)
+    assert test.sides is not None
+    found = side_statistics(test._exchangeable(matrix, runs.sums(matrix)), test.sides)
     assert float(found[0]) == pytest.approx(squared - explained)
 
 
@@ -476,7 +481,7 @@ def test_refusals() -> None:
         (InputError, "no option", lambda: discrepancy(a, b, permutation=5)),
         (InputError, "preset", lambda: discrepancy(a, b, preset="mean")),
         (InputError, "permutations", lambda: discrepancy(a, b, permutations=-1)),
-        (InputError, "confidence", lambda: discrepancy(a, b, confidence=1.5)),
+        (InputError, "confidence", lambda: discrepancy(a, b, confidence_level=1.5)),
         (InputError, "go together", lambda: discrepancy(a, b, inputs=torch.zeros(1))),
         (
             InputError,

@@ -20,9 +20,9 @@ from onebasin.functional.population_pass import ALIVE, ROOM, portion
 from onebasin.metrics.mmd import Pooled, mmd_test
 from onebasin.metrics.pairs import pairwise_mutual_information
 from onebasin.population.population import Population
-from onebasin.posterior.predict import predict, summarise
+from onebasin.posterior.predict import Predictive, predict
 
-QUICK: dict[str, Any] = {"permutations": 99, "resamples": 0}
+QUICK: dict[str, Any] = {"permutations": 99, "n_resamples": 0}
 MODEL = """
 import torch
 from torch import nn
@@ -231,7 +231,7 @@ def test_a_summary_and_an_average_say_the_same_of_infinity() -> None:
     layer, inputs = nn.Linear(1, 2, bias=False), torch.ones(1, 1)
     average = predict(layer, networks, inputs, output="values", average=True)
     try:
-        found = summarise(layer, networks, inputs, output="values")
+        found = Predictive.of(layer, networks, inputs, output="values")
     except InputError:
         return
     assert torch.equal(found.mean, average)

@@ -42,7 +42,7 @@ def exact_pairs(population: Population, inputs: Tensor) -> Tensor:
 
 def test_numbers_are_those_of_brute_force() -> None:
     population = population_of(9, chain=[0, 0, 0, 1, 1, 1, 2, 2, -1])
-    found = diversity(MODEL, population, INSIDE, OUTSIDE, closest=4)
+    found = diversity(MODEL, population, INSIDE, ood=OUTSIDE, closest=4)
     inside, outside = exact_pairs(population, INSIDE), exact_pairs(population, OUTSIDE)
     assert found.ood is not None
     for side, exact, inputs in ((found.in_distribution, inside, INSIDE), (found.ood, outside, OUTSIDE)):
@@ -62,8 +62,8 @@ def test_numbers_are_those_of_brute_force() -> None:
     rows = torch.triu_indices(9, 9, 1).T[order]
     assert [[pair.first, pair.second] for pair in found.closest] == rows.tolist()
     for pair, place in zip(found.closest, order.tolist(), strict=True):
-        assert pair.inside == pytest.approx(float(inside[place]), rel=1e-3)
-        assert pair.outside == pytest.approx(float(outside[place]), rel=1e-3)
+        assert pair.in_distribution == pytest.approx(float(inside[place]), rel=1e-3)
+        assert pair.ood == pytest.approx(float(outside[place]), rel=1e-3)
         assert pair.share == pytest.approx(float(inside[place] / np.median(inside)), rel=1e-3)
 
 
@@ -86,7 +86,7 @@ def test_planted_collapse_is_found() -> None:
 
 
 def test_a_population_of_one_function() -> None:
-    found = diversity(MODEL, population_of(1)[[0, 0, 0, 0]], INSIDE, OUTSIDE)
+    found = diversity(MODEL, population_of(1)[[0, 0, 0, 0]], INSIDE, ood=OUTSIDE)
     assert found.in_distribution.pairs.mean < 1e-9 and found.in_distribution.population < 1e-12
     assert found.collapse.functions == 1 and found.collapse.pairs == 6 and found.collapse.within is None
     assert found.in_distribution.within is None and found.in_distribution.between is None
@@ -136,9 +136,9 @@ def test_pieces_of_inputs_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(measure, "_CELLS", 4 * 3 * 2)
     pieces = diversity(MODEL, population, (INSIDE,))
     torch.testing.assert_close(pieces.matrix, whole.matrix, rtol=1e-5, atol=1e-9)
-    assert pieces.inside.population == pytest.approx(whole.inside.population, rel=1e-9)
+    assert pieces.in_distribution.population == pytest.approx(whole.in_distribution.population, rel=1e-9)
     named = diversity(nn.Linear(4, 3), Population.from_models([nn.Linear(4, 3) for _ in range(3)]), {"input": INSIDE})
-    assert named.inside.examples == 40
+    assert named.in_distribution.examples == 40
 
 
 def test_places_of_a_segmentation_count_like_examples() -> None:
@@ -154,14 +154,14 @@ def test_places_of_a_segmentation_count_like_examples() -> None:
 
 
 def test_the_record_is_plain_and_the_text_readable() -> None:
-    found = diversity(MODEL, population_of(5, chain=[0, 0, 1, 1, 1]), INSIDE, OUTSIDE, closest=2)
+    found = diversity(MODEL, population_of(5, chain=[0, 0, 1, 1, 1]), INSIDE, ood=OUTSIDE, closest=2)
     record = json.loads(found.to_json())
     assert record == json.loads(json.dumps(found.record()))
     assert record["inside"]["pairs"]["quantiles"]["0.5"] == found.in_distribution.pairs.quantiles[0.5]
     assert sum(record["outside"]["pairs"]["counts"]) == 10
     assert record["closest"][0]["first"] == found.closest[0].first
     text = str(found)
-    for word in ("5 networks, 10 pairs", "inside", "outside", "within a chain", "between chains", "correlation"):
+    for word in ("5 networks, 10 pairs", "in distribution", "ood", "within a chain", "between chains", "correlation"):
         assert word in text
 
 
@@ -190,13 +190,11 @@ def test_what_is_refused() -> None:
         diversity(MODEL, population_of(1), INSIDE)
     with pytest.raises(InputError, match="members >= 2, threshold >= 0"):
         diversity(MODEL, population_of(3), INSIDE, members=1)
-    with pytest.raises(InputError, match="did you mean 'draws'"):
-        diversity(MODEL, population_of(3), INSIDE, drawss=3)  # type: ignore[call-arg]
     with pytest.raises(InputError, match='output="values"'):
         diversity(nn.Linear(4, 1), Population.from_models([nn.Linear(4, 1), nn.Linear(4, 1)]), INSIDE)
     with pytest.raises(InputError, match="a Population or a Posterior"):
         diversity(MODEL, MODEL.state_dict(), INSIDE)  # type: ignore[arg-type]
-    assert math.isfinite(diversity(MODEL, population_of(2), INSIDE, closest=0).inside.population)
+    assert math.isfinite(diversity(MODEL, population_of(2), INSIDE, closest=0).in_distribution.population)
     assert "closest" not in str(diversity(MODEL, population_of(2), INSIDE, closest=0))
 
 

@@ -456,7 +456,7 @@ def test_pruning_measures_the_statistics_of_what_is_left(problem: Problem) -> No
     expected = losses(problem.model, own, *data)
     assert found.remarks == () and found.loss("magnitude")[0] == pytest.approx(expected.loss)
     assert found.loss("magnitude") != plain.loss("magnitude")
-    silent = pruning_curve(problem.model, problem.aligned.member(0), posterior, data, **given)  # has its own
+    silent = pruning_curve(problem.model, posterior, data, state=problem.aligned.member(0), **given)  # has its own
     assert silent.remarks == ()
 
 

@@ -226,7 +226,7 @@ def test_refusals() -> None:
         lambda: Pooled.of(x, y, "l3"),
         lambda: mmd_test(x, y, permutations=0),
         lambda: mmd_interval(x, y, n_resamples=0),
-        lambda: mmd_interval(x, y, confidence=95),
+        lambda: mmd_interval(x, y, confidence_level=95),
     ):
         with pytest.raises(InputError):
             call()

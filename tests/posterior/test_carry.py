@@ -99,7 +99,7 @@ def test_the_density_of_moved_networks_changes_by_the_volume_alone(name: str, sc
             assert isinstance(low, LowRank)
             shape = LowRank(low.scale + 0.1, low.factor)
         posterior = Posterior(
-            (Gaussian(posterior.components[0].centre, shape),), posterior.weights, posterior.layout, posterior.rest
+            (Gaussian(posterior.components[0].centre, shape),), posterior.weights, posterior.layout, posterior.buffers
         )
         element = symmetry.random(3, freedoms=freedoms)
         moved = carried(posterior, element, symmetry)
@@ -144,9 +144,9 @@ def test_running_statistics_follow_their_units() -> None:
     moved = carried(posterior, element, symmetry)
     expected = symmetry.apply(element, posterior.mean)
     for name in ("norm.running_mean", "norm.running_var"):
-        torch.testing.assert_close(moved.rest[0][name], expected[name])
-        assert not torch.equal(moved.rest[0][name], posterior.rest[0][name])
-    assert torch.equal(moved.rest[0]["norm.num_batches_tracked"], posterior.rest[0]["norm.num_batches_tracked"])
+        torch.testing.assert_close(moved.buffers[0][name], expected[name])
+        assert not torch.equal(moved.buffers[0][name], posterior.buffers[0][name])
+    assert torch.equal(moved.buffers[0]["norm.num_batches_tracked"], posterior.buffers[0]["norm.num_batches_tracked"])
 
 
 def test_components_move_together_or_each_by_its_own_element() -> None:

@@ -65,7 +65,7 @@ def test_diagonal_has_mean_and_unbiased_deviation_of_the_population() -> None:
     torch.testing.assert_close(vector(found.mean), rows.mean(0))
     torch.testing.assert_close(vector(found.std), rows.std(0, correction=1))
     assert isinstance(found.components[0].shape, Diagonal)
-    assert found.networks == 2.0
+    assert found.storage == 2.0
     assert repr(found) == "Posterior: one diagonal Gaussian over 17 weights, 2 networks of storage"
 
 
@@ -120,12 +120,12 @@ def test_running_statistics_are_averaged_and_counters_taken_from_the_first() -> 
         found = fit(population, model=model)
         constant = () if model is None else ("1.weight", "1.bias")  # the same in all members: without a model no weight
         assert found.layout.names == ("0.weight", "0.bias", *constant)
-        assert torch.equal(found.rest[0]["1.running_mean"], torch.full((3,), 1.5))
-        assert int(found.rest[0]["1.num_batches_tracked"]) == 5
+        assert torch.equal(found.buffers[0]["1.running_mean"], torch.full((3,), 1.5))
+        assert int(found.buffers[0]["1.num_batches_tracked"]) == 5
         models[0].load_state_dict(found.draw(1, seeded(0), statistics=False).member(0))
     found = fit(population, "mixture", components="chains")
-    assert [float(rest["1.running_mean"][0]) for rest in found.rest] == [0.5, 2.5]
-    assert [int(rest["1.num_batches_tracked"]) for rest in found.rest] == [5, 7]
+    assert [float(rest["1.running_mean"][0]) for rest in found.buffers] == [0.5, 2.5]
+    assert [int(rest["1.num_batches_tracked"]) for rest in found.buffers] == [5, 7]
 
 
 class Tied(nn.Module):
@@ -204,9 +204,9 @@ def test_pooled_spread_is_that_around_the_means_of_the_components(tmp_path: Path
     exact = (gaps.square().sum(0) / (30 - 5)).sqrt()
     for component in found.components:
         torch.testing.assert_close(component.covariance.std(), exact)
-    assert found.networks == 6.0
-    assert load_posterior(found.save(tmp_path / "pooled.safetensors")).networks == 6.0
-    low = fit(population, "mixture", components=labels, pooled=True, shape="low-rank", rank=40)
+    assert found.storage == 6.0
+    assert load_posterior(found.save(tmp_path / "pooled.safetensors")).storage == 6.0
+    low = fit(population, "mixture", components=labels, pooled=True, covariance="low-rank", rank=40)
     shape = low.components[3].shape
     assert isinstance(shape, LowRank)
     torch.testing.assert_close(shape.factor @ shape.factor.T, gaps.T @ gaps / 25)
@@ -216,7 +216,7 @@ def test_pooled_spread_is_that_around_the_means_of_the_components(tmp_path: Path
 def test_a_posterior_without_independent_part_has_draws_but_no_density() -> None:
     population = networks(10)
     found = fit(population, "low-rank", rank=3, diagonal=False)
-    assert found.networks == 4.0  # a centre and three directions
+    assert found.storage == 4.0  # a centre and three directions
     drawn = flat(found.draw(6, seeded(0)))
     assert torch.linalg.matrix_rank(drawn - vector(found.mean)) == 3
     with pytest.raises(InputError, match="density"):

@@ -101,4 +101,4 @@ def test_a_mixture_of_clusters_has_their_means_and_shares() -> None:
         torch.testing.assert_close(found.components[k].centre, own.mean(0))
         torch.testing.assert_close(found.components[k].covariance.std(), own.std(0))
         assert float(found.weights[k]) == pytest.approx(len(own) / 50)
-    assert found.networks == 6.0
+    assert found.storage == 6.0

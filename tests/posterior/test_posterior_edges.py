@@ -28,7 +28,9 @@ def population(members: int = 12, width: int = 30) -> Population:
 
 
 def test_files_of_version_1_have_every_tensor_and_are_read(tmp_path: Path) -> None:
-    found = fit(population(), "mixture", components=[0, 1] * 6, pooled=True, shape="low-rank", rank=3, diagonal=False)
+    found = fit(
+        population(), "mixture", components=[0, 1] * 6, pooled=True, covariance="low-rank", rank=3, diagonal=False
+    )
     facts = dict(read_header(found.save(tmp_path / "new.safetensors")).metadata) | {"version": "1"}
     del facts["same"], facts["zeros"]
     tensors = {"weights": found.weights}
@@ -43,7 +45,7 @@ def test_files_of_version_1_have_every_tensor_and_are_read(tmp_path: Path) -> No
             assert all(
                 torch.equal(value, own.covariance.tensors()[name]) for name, value in one.covariance.tensors().items()
             )
-    assert old.networks == new.networks == found.networks == 5.0  # two centres, one factor of three, and no zeros
+    assert old.storage == new.storage == found.storage == 5.0  # two centres, one factor of three, and no zeros
 
 
 def test_bytes_are_those_of_the_file(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_kl_of_diagonal_gaussians_stays_what_it_was() -> None:
 
 
 def test_components_with_fewer_directions_say_so() -> None:
-    found = fit(population(8), "mixture", components=[0, 0, 0, 1, 1, 1, 1, 1], shape="low-rank", rank=3)
+    found = fit(population(8), "mixture", components=[0, 0, 0, 1, 1, 1, 1, 1], covariance="low-rank", rank=3)
     assert (found.provenance["fit"]["rank"], found.provenance["fit"]["rank_asked"]) == ([2, 3], 3)
     assert "rank_asked" not in fit(population(8), "low-rank", rank=3).provenance["fit"]
 

@@ -15,7 +15,7 @@ from onebasin import Population, fit, load_posterior
 from onebasin.errors import InputError
 from onebasin.metrics.bootstrap import interval
 from onebasin.posterior.divergence import kl, wasserstein2
-from onebasin.posterior.fidelity import surroundings
+from onebasin.posterior.fidelity import augment
 from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank
 from onebasin.posterior.layout import FlatLayout, flat_layout
 from onebasin.posterior.posterior import Posterior
@@ -129,10 +129,10 @@ def test_the_lower_bound_of_wasserstein_is_one_for_half_precision_networks() -> 
 
 def test_a_posterior_takes_the_room_on_disk_that_it_says(tmp_path: Path) -> None:
     population = Population.from_stacked({"w": torch.randn(40, 5000, generator=stream())}, chain=torch.arange(40) % 8)
-    found = fit(population, "mixture", components="chains", pooled=True, shape="low-rank", rank=5)
+    found = fit(population, "mixture", components="chains", pooled=True, covariance="low-rank", rank=5)
     file = found.save(tmp_path / "q.safetensors")
-    assert file.stat().st_size / (4 * 5000) < found.networks + 1  # 56 networks where it says 14
-    assert load_posterior(file).networks == found.networks
+    assert file.stat().st_size / (4 * 5000) < found.storage + 1  # 56 networks where it says 14
+    assert load_posterior(file).storage == found.storage
 
 
 def test_low_rank_fits_of_few_networks_find_small_tensors_beside_large_ones() -> None:
@@ -192,7 +192,7 @@ def test_refine_refuses_numbers_that_are_not_whole(option: dict[str, float]) -> 
         refine(net(), fit(population), population, torch.zeros(5, 3), **option)  # type: ignore[arg-type]
 
 
-def test_refine_with_a_leash_leaves_out_networks_without_spread() -> None:
+def test_refine_with_a_kl_weight_leaves_out_networks_without_spread() -> None:
     population = Population.from_states(around(net(), 1, 0.1) * 3)
     inputs = torch.randn(10, 3, generator=stream())
     found = refine(net(), fit(population), population, inputs, kl_weight=1.0, steps=2, draws=2)
@@ -213,11 +213,11 @@ def test_refine_says_in_its_own_words_that_predictions_are_not_finite() -> None:
     population = Population.from_states(around(net(), 4, 0.1))
     inputs = torch.randn(10, 3, generator=stream())
     with pytest.raises(InputError, match="finite predictions"):  # and not in torch's: warnings are errors here
-        refine(net(), fit(population), population, inputs, steps=5, draws=2, rate=1e30)
+        refine(net(), fit(population), population, inputs, steps=5, draws=2, lr=1e30)
 
 
 def test_surroundings_of_a_single_number_are_numbers() -> None:
-    found = surroundings(torch.ones(1, 1), noise=2.0, mixed=1, generator=stream())
+    found = augment(torch.ones(1, 1), noise=2.0, mixed=1, generator=stream())
     assert isinstance(found, tuple) and bool(torch.isfinite(found[0]).all())
 
 
@@ -233,7 +233,7 @@ def test_evaluate_tells_an_infinite_nll_without_a_bug(run: Run, stock: Path) -> 
 
 def test_intervals_of_functions_of_torch() -> None:
     values = torch.arange(30.0)
-    found = interval(torch.mean, values, generator=stream(), draws=50)
+    found = interval(torch.mean, values, generator=stream(), n_resamples=50)
     assert float(found.low) <= float(found.value) <= float(found.high)
 
 
@@ -263,7 +263,7 @@ def test_compact_does_not_replace_the_manifest_of_its_population(run: Run, stock
 
 def test_compact_refuses_to_refine_and_calibrate_at_once(run: Run, stock: Path) -> None:
     known = ("--model", f"{stock}/models.py:net", "--data", stock / "data.npz", "--steps", 1)
-    code, _, _ = run("compact", stock / "nets", "-o", stock / "r.safetensors", *known, "--refine", "--calibrate")
+    code, _, _ = run("compact", stock / "nets", "-o", stock / "r.safetensors", *known, "--refine", "--fit-scales")
     assert code != 0
 
 

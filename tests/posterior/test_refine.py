@@ -12,13 +12,21 @@ from onebasin.errors import InputError, SpecError
 from onebasin.functional.gradient import Differentiable
 from onebasin.functional.population_pass import predictions
 from onebasin.population.population import Population
-from onebasin.posterior.fidelity import surroundings
+from onebasin.posterior.fidelity import augment
 from onebasin.posterior.fit import fit
 from onebasin.posterior.gaussian import Diagonal, Full, Gaussian, LowRank
 from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior, load_posterior
 from onebasin.posterior.predict import predict
-from onebasin.posterior.refine import Bell, Free, RefinedParameters, Teacher, Widths, calibrate, refine
+from onebasin.posterior.refine import (
+    DiagLowRank,
+    FreeParameters,
+    RefinedParameters,
+    ScaleParameters,
+    Teacher,
+    fit_scales,
+    refine,
+)
 from onebasin.state import spec_of
 
 
@@ -93,7 +101,7 @@ def test_the_seed_decides(problem: tuple[nn.Module, Population, Tensor, Tensor])
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.parametrize("form", [refine, calibrate])
+@pytest.mark.parametrize("form", [refine, fit_scales])
 def test_nothing_that_was_given_changes(problem: tuple[nn.Module, Population, Tensor, Tensor], form: object) -> None:
     model, population, train, _ = problem
     fitted = fit(population)
@@ -114,7 +122,7 @@ def test_calibration_keeps_ratios_within_a_tensor(problem: tuple[nn.Module, Popu
     model, population, train, test = problem
     fitted = fit(population)
     found = fit_scales(model, fitted, population, train)
-    numbers = found.provenance["calibrated"]["tensors"][0]
+    numbers = found.provenance["scaled"]["tensors"][0]
     for name, (width, gain) in numbers.items():
         torch.testing.assert_close(found.std[name], fitted.std[name] * width)
         torch.testing.assert_close(found.mean[name], fitted.mean[name] * gain)
@@ -138,18 +146,20 @@ def test_the_leash_is_the_divergence_of_the_marginals() -> None:
     coordinates = FlatLayout(("w",), spec_of({"w": torch.zeros(7)}), {})
     scale = torch.rand(7, generator=generator) + 0.1
     moving = RefinedParameters(
-        Posterior.equal([Gaussian(torch.zeros(7), Diagonal(scale))], coordinates, [{}]), Free, 0.3
+        Posterior.equal([Gaussian(torch.zeros(7), Diagonal(scale))], coordinates, [{}]), FreeParameters, 0.3
     )
     with torch.no_grad():
         moving.parameters[0].copy_(torch.randn(7, generator=generator))
-    bell = moving.parts[0].bell()
+    bell = moving.parts[0].gaussian()
     expected = kl_divergence(Normal(bell.centre, bell.scale), Normal(torch.zeros(7), scale)).mean()
-    torch.testing.assert_close(moving.leash(), expected)
+    torch.testing.assert_close(moving.kl(), expected)
 
 
 def test_draws_have_the_stated_moments() -> None:
     generator = torch.Generator().manual_seed(0)
-    bell = Bell(torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.5, 0.0, 2.0]), torch.tensor([[1.0], [2.0], [0.0]]))
+    bell = DiagLowRank(
+        torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.5, 0.0, 2.0]), torch.tensor([[1.0], [2.0], [0.0]])
+    )
     draws = bell.draws(200_000, generator).double()
     torch.testing.assert_close(draws.mean(0), bell.centre.double(), atol=1e-5, rtol=0)  # mirrored: exact but rounding
     expected = bell.scale.diag().square() + bell.factor @ bell.factor.T
@@ -181,7 +191,7 @@ def test_the_distance_is_the_stated_formula(problem: tuple[nn.Module, Population
 
 def test_few_draws_are_not_punished_for_disagreeing(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
     model, population, train, _ = problem
-    moving, rows = RefinedParameters(fit(population), Free, 0.6), torch.arange(40)
+    moving, rows = RefinedParameters(fit(population), FreeParameters, 0.6), torch.arange(40)
     function = Differentiable(model, *moving.place)
     teacher = Teacher.ask(model, population, train[:40], classes=True)
 
@@ -221,13 +231,13 @@ def test_low_rank_and_mixtures_move_too(problem: tuple[nn.Module, Population, Te
         assert far(model, refined, population, test) < far(model, fitted, population, test)
 
 
-@pytest.mark.parametrize("form", [refine, calibrate])
+@pytest.mark.parametrize("form", [refine, fit_scales])
 def test_a_pooled_spread_stays_one(problem: tuple[nn.Module, Population, Tensor, Tensor], form: object) -> None:
     model, population, train, _ = problem
     fitted = fit(population, "mixture", components=3, pooled=True)
     assert callable(form)
     found = form(fitted, model, population, train, steps=3)
-    assert found.networks == fitted.networks == 4
+    assert found.storage == fitted.storage == 4
     assert not torch.equal(found.components[0].centre, fitted.components[0].centre)
 
 
@@ -273,14 +283,14 @@ def test_buffers_ties_and_tokens() -> None:
     drawn = refined.draw(3, generator, statistics=False)
     assert torch.equal(drawn.tensor("embedding.weight"), drawn.tensor("head.weight"))
     assert bool((drawn.tensor("norm.running_var") > 0).all())
-    assert surroundings(tokens, noise=2.0, mixed=2, generator=generator) is tokens
+    assert augment(tokens, noise=2.0, mixed=2, generator=generator) is tokens
 
 
 def test_surroundings_of_several_inputs() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(400, 3, generator=generator), torch.randn(400, 2, 2, generator=generator)
     given = {"x": x, "y": y, "ids": torch.arange(400)}
-    found = surroundings(given, noise=1.5, mixed=1, generator=generator)
+    found = augment(given, noise=1.5, mixed=1, generator=generator)
     assert isinstance(found, dict) and {len(value) for value in found.values()} == {1200}
     assert torch.equal(found["x"][:400], x) and torch.equal(found["ids"][400:800], given["ids"])
     # noise: variance (1.5 s u)^2 over examples with u uniform, so 1.5^2 s^2 / 3
@@ -330,9 +340,8 @@ def test_models_that_cannot_be_vectorised_are_run_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"stepz": 3}, "did you mean 'steps'"),
         ({"steps": 0}, "steps >= 1"),
-        ({"rate": 0.0}, "rate > 0"),
+        ({"lr": 0.0}, "lr > 0"),
         ({"start": float("nan")}, "start > 0"),
         ({"output": "logits"}, '"values"'),
     ],
@@ -357,8 +366,8 @@ def test_other_shapes_and_models_are_refused(problem: tuple[nn.Module, Populatio
 
 
 def test_one_width_per_tensor_only() -> None:
-    bell = Bell(torch.ones(5), torch.ones(5), torch.ones(5, 1))
+    bell = DiagLowRank(torch.ones(5), torch.ones(5), torch.ones(5, 1))
     coordinates = FlatLayout(("a", "b"), spec_of({"a": torch.zeros(2), "b": torch.zeros(3)}), {})
     shape = LowRank(bell.scale, bell.factor)
-    moving = RefinedParameters(Posterior.equal([Gaussian(bell.centre, shape)], coordinates, [{}]), Widths, 0.5)
+    moving = RefinedParameters(Posterior.equal([Gaussian(bell.centre, shape)], coordinates, [{}]), ScaleParameters, 0.5)
     assert [len(parameter) for parameter in moving.parameters] == [2, 2]
