@@ -82,7 +82,7 @@ class ParameterLayout(FlatLayout):
     def rest(self, model: nn.Module) -> State:
         """What is carried along: every tensor of the state dict that is not sampled, wide enough to compute with."""
         own = state_of(model)
-        return {name: widened(own[name]).clone() for name in self.others}
+        return {name: widened(own[name]).clone() for name in self.buffer_names}
 
     def everything(self, sampled: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> State:
         """All names a functional call needs, tied ones included; works for one network and for stacked ones."""

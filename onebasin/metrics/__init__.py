@@ -1,6 +1,11 @@
 """Numbers from tensors: scores, calibration, detection, distances, diagnostics of chains."""
 
-from onebasin.metrics.bootstrap import Counts, Interval, interval, resampled
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from onebasin.metrics.bootstrap import Counts, Interval, gaps_of, interval, resampled, takes_weights
 from onebasin.metrics.calibration import Reliability, ace, ece, reliability
 from onebasin.metrics.chains import configurational_temperature, ebfmi, ess, kinetic_temperature, mcse, rhat
 from onebasin.metrics.concordance import kendall_tau, pearson, ranks, spearman
@@ -38,7 +43,18 @@ from onebasin.metrics.regression import central_interval, coverage, gaussian_nll
 from onebasin.metrics.scores import accuracy, agreement, brier, nll, total_variation
 from onebasin.metrics.tempering import COLDEST, best_temperature, tempered
 
+# What `evaluate` reports of the average probabilities of classes, by (probabilities, targets), in this order.
+CLASS_METRICS: dict[str, Callable[..., Tensor]] = {
+    "accuracy": accuracy,
+    "nll": nll,
+    "brier": brier,
+    "ece": ece,
+    "ace_class_wise": partial(ace, kind="class-wise"),
+    "ace_top_label": partial(ace, kind="top-label"),
+}
+
 __all__ = [
+    "CLASS_METRICS",
     "COLDEST",
     "FEWEST",
     "METRICS",
@@ -69,6 +85,7 @@ __all__ = [
     "ess",
     "expected_entropy",
     "fpr95",
+    "gaps_of",
     "gaussian_nll",
     "information",
     "interval",
@@ -102,6 +119,7 @@ __all__ = [
     "separation",
     "side_statistics",
     "spearman",
+    "takes_weights",
     "tempered",
     "total_variation",
     "unbiased",

@@ -6,7 +6,6 @@ For samples x_1..x_m and y_1..y_n and a kernel k the unbiased estimate of the *s
 
 Its mean is 0 when the laws are equal, so it may be slightly negative; with kernels of at most 1 it stays below 2.
 
-The permutation test and the bootstrap are explained in `resampled`.
 """
 
 from __future__ import annotations
@@ -20,10 +19,6 @@ from torch import Tensor
 
 from onebasin.errors import InputError
 from onebasin.metrics.pairs import METRICS, pairwise
-
-# ----------------------------------------------------------------------
-# The k-th smallest of very many numbers, without sorting them or a copy of all: exact, in a few readings.
-
 
 _PIECE = 1 << 15  # numbers that stay in the cache, and that torch does not share out to threads, which would wait
 _FEW = 1 << 20  # numbers that are sorted out at once
@@ -68,10 +63,6 @@ def _guess(flat: Tensor, share: float) -> tuple[float, float]:
     last = len(some) - 1
     low, high = (round((share + side * _MARGIN) * last) for side in (-1, 1))
     return (float(some[low]) if low > 0 else -math.inf), (float(some[high]) if high < last else math.inf)
-
-
-# ----------------------------------------------------------------------
-# Kernels of distances, and the bandwidths at which they are looked at.
 
 
 METRIC_OF = {"laplace": "l1", "gaussian": "l2", "multiquadric": "l2"}
@@ -157,10 +148,6 @@ def _given(numbers: float | Sequence[float] | Tensor, device: torch.device) -> T
     return found
 
 
-# ----------------------------------------------------------------------
-# The statistic of `mmd` when members change sides, and when they are drawn again.
-
-
 FEWEST = 3  # members of a side whose resamples differ from each other
 _RESAMPLED_ROWS = 1024  # of a symmetric matrix that are multiplied at once, from the diagonal on
 _VARIES = 1e3  # times its rounding: a statistic that varies less does not vary
@@ -230,16 +217,16 @@ def permutation_p(found: Tensor, rounding: Tensor | None = None) -> tuple[Tensor
     return each, float((largest >= largest[0] - near).double().mean())
 
 
-def random_counts(members: int, split: int, resamples: int, generator: torch.Generator | None) -> Tensor:
-    """How often each member is drawn when both samples are drawn anew with replacement (members, resamples)."""
-    if resamples < 1:
-        raise InputError(f"expected at least 1 resample, found {resamples}: 1000 is usual")
+def random_counts(members: int, split: int, n_resamples: int, generator: torch.Generator | None) -> Tensor:
+    """How often each member is drawn when both samples are drawn anew with replacement (members, n_resamples)."""
+    if n_resamples < 1:
+        raise InputError(f"expected at least 1 resample, found {n_resamples}: 1000 is usual")
     generator = generator or torch.Generator().manual_seed(0)
     parts = []
     for size in (split, members - split):
-        drawn = torch.randint(size, (size, resamples), generator=generator)
-        zeros = torch.zeros(size, resamples, dtype=torch.float64)
-        parts.append(zeros.scatter_add_(0, drawn, torch.ones(size, resamples, dtype=torch.float64)))
+        drawn = torch.randint(size, (size, n_resamples), generator=generator)
+        zeros = torch.zeros(size, n_resamples, dtype=torch.float64)
+        parts.append(zeros.scatter_add_(0, drawn, torch.ones(size, n_resamples, dtype=torch.float64)))
     return torch.cat(parts)
 
 
@@ -283,17 +270,13 @@ def _quadratic(matrix: Tensor, columns: Tensor) -> Tensor:
     return total
 
 
-def percentiles(values: Tensor, confidence: float) -> tuple[float, float]:
+def percentiles(values: Tensor, confidence_level: float) -> tuple[float, float]:
     """The interval that leaves out equally many values on both sides; NaN is passed over."""
-    if not 0 < confidence < 1:
-        raise InputError(f"expected a confidence between 0 and 1, found {confidence}: 0.95 is usual")
-    tail = (1 - confidence) / 2
+    if not 0 < confidence_level < 1:
+        raise InputError(f"expected a confidence_level between 0 and 1, found {confidence_level}: 0.95 is usual")
+    tail = (1 - confidence_level) / 2
     low, high = values.nanquantile(torch.tensor([tail, 1 - tail], dtype=values.dtype, device=values.device)).tolist()
     return low, high
-
-
-# ----------------------------------------------------------------------
-# Do two samples come from one law? The maximum mean discrepancy, its permutation test and its bootstrap.
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,8 +328,8 @@ class Pooled:
 
 
 @dataclass(frozen=True, eq=False)
-class MMDTest:
-    """What `mmd_test` found; one entry for each bandwidth.
+class PermutationTest:
+    """The result of `mmd_test`; one entry for each bandwidth.
 
     Attributes:
         squared: the estimates of the squared MMD (count,).
@@ -394,7 +377,7 @@ def mmd_test(
     bandwidth: Bandwidth = "median",
     permutations: int = 999,
     generator: torch.Generator | None = None,
-) -> MMDTest:
+) -> PermutationTest:
     """Test whether two samples of independent members come from one law.
 
     Args:
@@ -412,7 +395,7 @@ def mmd_test(
     matrices = [kernel_matrix(pooled, float(width), kernel) for width in widths]
     found = torch.stack([side_statistics(matrix, sides) for matrix in matrices])
     p_values, p_value = permutation_p(found, torch.stack([rounding(matrix, pooled.split) for matrix in matrices]))
-    return MMDTest(found[:, 0], widths, p_values, p_value)
+    return PermutationTest(found[:, 0], widths, p_values, p_value)
 
 
 def mmd_interval(
@@ -421,8 +404,8 @@ def mmd_interval(
     *,
     kernel: str = "gaussian",
     bandwidth: Bandwidth = "median",
-    resamples: int = 1000,
-    confidence: float = 0.95,
+    n_resamples: int = 1000,
+    confidence_level: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> tuple[float, float]:
     """Return a bootstrap interval of the squared MMD, averaged over bandwidths; for laws that differ (see above).
@@ -434,17 +417,17 @@ def mmd_interval(
         y: as in `mmd`.
         kernel: as in `mmd`.
         bandwidth: as in `mmd`.
-        resamples: how often both samples are drawn again.
-        confidence: of the interval.
+        n_resamples: how often both samples are drawn again.
+        confidence_level: confidence level of the interval.
         generator: draws them; seeded with 0 if it is left out.
     """
     pooled = _pooled(x, y, kernel)
     split, device = pooled.split, pooled.distances.device
-    counts = random_counts(len(pooled.distances), split, resamples, generator).to(device)
+    counts = random_counts(len(pooled.distances), split, n_resamples, generator).to(device)
     widths = bandwidths(bandwidth, pooled.distances, split)
     ones = torch.ones(len(counts), dtype=torch.float64, device=device)
     found = [weighted_statistics(kernel_matrix(pooled, float(w), kernel), ones, split, counts) for w in widths]
-    low, high = percentiles(torch.stack(found).mean(0), confidence)
+    low, high = percentiles(torch.stack(found).mean(0), confidence_level)
     return (low, high) if min(split, len(pooled.distances) - split) >= FEWEST else (math.nan, math.nan)
 
 

@@ -47,9 +47,9 @@ def clusters(
 ) -> Clusters:
     """Split a population into `count` clusters by k-means (k-means++ starts, the best of several restarts).
 
-    >>> from onebasin.posterior.layout import uncertain
+    >>> from onebasin.posterior.layout import flat_layout
     >>> population = Population.from_stacked({"w": torch.tensor([[0.0], [9.0], [1.0], [8.0]])})
-    >>> clusters(population, uncertain(population), 2).labels
+    >>> clusters(population, flat_layout(population), 2).labels
     tensor([0, 1, 0, 1])
 
     Args:
@@ -68,8 +68,8 @@ def clusters(
         )
     readers, generator = executor or SerialExecutor(), torch.Generator().manual_seed(seed)
     points = _projected(population, layout, generator, readers)
-    found = min((_settled(points, count, steps, generator) for _ in range(restarts)), key=lambda pair: pair[1])
-    return _improved(population, layout, found[0], steps, readers)
+    labels, _ = min((_lloyd(points, count, steps, generator) for _ in range(restarts)), key=lambda pair: pair[1])
+    return _improved(population, layout, labels, steps, readers)
 
 
 def _projected(population: Population, layout: FlatLayout, generator: torch.Generator, readers: Executor) -> Tensor:
@@ -84,7 +84,7 @@ def _projected(population: Population, layout: FlatLayout, generator: torch.Gene
     return Deviations(population, layout, centre, executor=readers).times(turn.to(centre.device)).double().cpu()
 
 
-def _settled(points: Tensor, count: int, steps: int, generator: torch.Generator) -> tuple[Tensor, float]:
+def _lloyd(points: Tensor, count: int, steps: int, generator: torch.Generator) -> tuple[Tensor, float]:
     """Labels (N,) and inertia after Lloyd's steps from one k-means++ start."""
     centres = points[_spread_out(points, count, generator)]
     labels = torch.full((len(points),), -1)
@@ -95,7 +95,7 @@ def _settled(points: Tensor, count: int, steps: int, generator: torch.Generator)
         if torch.equal(found, labels):
             break
         labels = found
-        centres = torch.stack([points[labels == executor].mean(0) for executor in range(count)])
+        centres = torch.stack([points[labels == cluster].mean(0) for cluster in range(count)])
     return labels, float(distances.sum())
 
 
@@ -121,11 +121,11 @@ def _squared(points: Tensor, centres: Tensor) -> Tensor:
 def _none_empty(labels: Tensor, distances: Tensor, count: int) -> Tensor:
     """Give each empty cluster the member that is farthest from its centre, out of clusters with several."""
     labels, distances = labels.clone(), distances.clone()
-    for executor in range(count):
+    for cluster in range(count):
         sizes = torch.bincount(labels, minlength=count)
-        if not int(sizes[executor]):
+        if not int(sizes[cluster]):
             farthest = int(distances.masked_fill(sizes[labels] < 2, -1.0).argmax())
-            labels[farthest], distances[farthest] = executor, 0.0
+            labels[farthest], distances[farthest] = cluster, 0.0
     return labels
 
 

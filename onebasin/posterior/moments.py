@@ -27,10 +27,6 @@ from onebasin.population import Population, block_members, parts, readers
 from onebasin.posterior.layout import FlatLayout, vector_dtype
 from onebasin.state import State
 
-# ----------------------------------------------------------------------
-# A matrix X (N, D) that is too large to be held, and is read whenever it is multiplied.
-
-
 Rows = Callable[[], Iterator[tuple[int, Tensor]]]
 """Begins a reading: yields (start, rows (n, D)) of X, which may be reused for the next."""
 
@@ -87,10 +83,6 @@ class Read(Matrix):
     def lengths(self) -> Tensor:
         """Row block by row block."""
         return torch.cat([block.square().sum(1, dtype=torch.float64) for _, block in self.rows()])
-
-
-# ----------------------------------------------------------------------
-# Mean and spread of a population, read once, block by block; for groups of members as well as for all.
 
 
 _SHARE = 16  # networks in a shard for each group, at least: what comes back are the numbers of four of them
@@ -262,10 +254,6 @@ def _device(population: Population) -> torch.device:
     return next(iter(next(population.blocks(1))[1].values())).device
 
 
-# ----------------------------------------------------------------------
-# The deviations of networks from their centres as a matrix (N, D), multiplied shard by shard wherever the work
-
-
 _DEVIATIONS_SHARE = 4  # networks in a shard for each column of a product (D, L), which comes back from every shard
 _Shard = tuple[Population, Tensor, Tensor | None]
 
@@ -351,10 +339,6 @@ def _sum(parts: Iterator[Tensor]) -> Tensor:
     for part in parts:
         total += part
     return total
-
-
-# ----------------------------------------------------------------------
-# The leading directions of a population by random projection (Halko, Martinsson and Tropp, 2011), in a few readings.
 
 
 _PIECE_VALUES = 1 << 20  # of a factor that are held in float64 at once

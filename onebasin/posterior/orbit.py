@@ -26,10 +26,6 @@ from onebasin.posterior.posterior import Posterior
 from onebasin.state import State, check_state
 from onebasin.symmetry import Element, Symmetry
 
-# ----------------------------------------------------------------------
-# Random elements near a given one, with known probabilities: what importance sampling over an orbit needs.
-
-
 _BALANCED = 20  # rounds of Sinkhorn's scaling
 
 
@@ -187,10 +183,6 @@ def _drawn(log_odds: Tensor, generator: torch.Generator | None) -> Tensor:
     return (log_odds - (-noise.clamp(min=1e-300).log()).log()).argmax(-1)
 
 
-# ----------------------------------------------------------------------
-# The density of a network averaged over its orbit: how probable a function is, whichever of its copies is looke
-
-
 _CHUNK = 1 << 24  # scores of so many numbers at once
 
 
@@ -304,7 +296,7 @@ class _Orbit:
 
         - 1/2 |(g.w - mean) / std|^2 = <mean / std^2, g.w> - <1 / (2 std^2), g.w^2> + constant.
         """
-        spread = component.shape.std().double()
+        spread = component.covariance.std().double()
         pull = self._tensors(component.centre.double() / spread.square())
         hold = self._tensors(-0.5 / spread.square())
         weights = {name: value.double() for name, value in self.state.items()}

@@ -25,10 +25,6 @@ from onebasin.posterior.pruning import Masks, count, ranks, shared_memory, signa
 from onebasin.state import State, TensorSpec, as_spec, as_state, check_spec, trained_parameters
 from onebasin.symmetry import Element, ExpandedElement, Leg, Space, Symmetry, labels
 
-# ----------------------------------------------------------------------
-# Which unit owns which entries of a tensor, and what a unit is worth by what it owns.
-
-
 UNIT_CRITERIA = ("norm", "snr", "random")
 
 
@@ -87,7 +83,7 @@ def unit_worth(
             s.name: torch.rand(s.copies * s.size, generator=stream, dtype=torch.float64) for s in spaces
         }  # fmt: skip
     if by not in UNIT_CRITERIA:
-        raise InputError(f"expected a criterion out of {', '.join(UNIT_CRITERIA)}, found {by!r}: choose one of them")
+        raise InputError(f"expected a criterion out of {', '.join(UNIT_CRITERIA)}, found {by!r}: give 'norm'")
     lightest = balance(state, symmetry) if by == "norm" and symmetry.dimensions else None
     squares = _squares(state if lightest is None or lightest.state is None else lightest.state, by, posterior)
     found = {space.name: _owned(space, squares) for space in spaces}
@@ -123,63 +119,59 @@ def _owned(space: Space, squares: Mapping[str, Tensor]) -> Tensor:
     return total.sqrt()
 
 
-# ----------------------------------------------------------------------
-# A module for the tensors of a smaller network: a copy whose layers know their new widths.
+LayerWidths = dict[str, Any]  # attribute -> value
+Follower = Callable[[Any], LayerWidths | None]  # layer with its new tensors -> its widths; None if they do not tell
 
 
-Widths = dict[str, Any]  # attribute -> value
-Follower = Callable[[Any], Widths | None]  # layer with its new tensors -> its widths; None if they do not tell
-
-
-def _linear(layer: nn.Linear) -> Widths:
+def _linear(layer: nn.Linear) -> LayerWidths:
     return {"out_features": layer.weight.shape[0], "in_features": layer.weight.shape[1]}
 
 
-def _bilinear(layer: nn.Bilinear) -> Widths:
+def _bilinear(layer: nn.Bilinear) -> LayerWidths:
     names = ("out_features", "in1_features", "in2_features")
     return dict(zip(names, layer.weight.shape, strict=True))
 
 
-def _convolution(layer: _ConvNd) -> Widths:
+def _convolution(layer: _ConvNd) -> LayerWidths:
     """Of a grouped convolution the weight does not tell how many groups are left; its input does, in `_seen`."""
-    known: Widths = {"out_channels": layer.weight.shape[0]}
+    known: LayerWidths = {"out_channels": layer.weight.shape[0]}
     return known if layer.groups > 1 else {**known, "in_channels": layer.weight.shape[1]}
 
 
-def _transposed(layer: _ConvTransposeNd) -> Widths | None:
+def _transposed(layer: _ConvTransposeNd) -> LayerWidths | None:
     if layer.groups > 1:
         return None
     return {"in_channels": layer.weight.shape[0], "out_channels": layer.weight.shape[1]}
 
 
-def _norm(layer: _NormBase) -> Widths:
+def _norm(layer: _NormBase) -> LayerWidths:
     tensor = layer.weight if layer.weight is not None else layer.running_mean
     return {} if tensor is None else {"num_features": len(tensor)}
 
 
-def _layer_norm(layer: nn.LayerNorm | nn.RMSNorm) -> Widths:
+def _layer_norm(layer: nn.LayerNorm | nn.RMSNorm) -> LayerWidths:
     return {"normalized_shape": tuple(layer.weight.shape)}
 
 
-def _group_norm(layer: nn.GroupNorm) -> Widths | None:
+def _group_norm(layer: nn.GroupNorm) -> LayerWidths | None:
     return {"num_channels": len(layer.weight)} if layer.num_groups == 1 else None
 
 
-def _embedding(layer: nn.Embedding | nn.EmbeddingBag) -> Widths:
+def _embedding(layer: nn.Embedding | nn.EmbeddingBag) -> LayerWidths:
     return {"num_embeddings": layer.weight.shape[0], "embedding_dim": layer.weight.shape[1]}
 
 
-def _activation(layer: nn.PReLU) -> Widths:
+def _activation(layer: nn.PReLU) -> LayerWidths:
     return {"num_parameters": len(layer.weight)}
 
 
-def _recurrent(layer: nn.RNNBase) -> Widths | None:
+def _recurrent(layer: nn.RNNBase) -> LayerWidths | None:
     into, back = layer.weight_ih_l0, layer.weight_hh_l0
     assert isinstance(into, Tensor) and isinstance(back, Tensor)
     return None if layer.proj_size else {"input_size": into.shape[1], "hidden_size": back.shape[1]}
 
 
-def _cell(layer: nn.RNNCellBase) -> Widths:
+def _cell(layer: nn.RNNCellBase) -> LayerWidths:
     return {"input_size": layer.weight_ih.shape[1], "hidden_size": layer.weight_hh.shape[1]}
 
 
@@ -267,7 +259,7 @@ def _replace(
     return changed
 
 
-def _followed(path: str, layer: nn.Module, known: tuple[type[nn.Module], ...]) -> Widths:
+def _followed(path: str, layer: nn.Module, known: tuple[type[nn.Module], ...]) -> LayerWidths:
     if isinstance(layer, known):
         return {}
     follow = next((follow for kinds, follow in FOLLOWERS if isinstance(layer, kinds)), None)
@@ -285,7 +277,7 @@ class _Watch:
     """While the copy runs, widths that only the data tell are set as they are met."""
 
     def __init__(self, small: nn.Module) -> None:
-        self.found: list[tuple[nn.Module, Widths]] = []
+        self.found: list[tuple[nn.Module, LayerWidths]] = []
         grouped = [layer for layer in small.modules() if isinstance(layer, _ConvNd) and layer.groups > 1]
         bare = [layer for layer in small.modules() if isinstance(layer, nn.LayerNorm | nn.RMSNorm | _NormBase)]
         bare = [layer for layer in bare if getattr(layer, "weight", None) is None]
@@ -293,7 +285,7 @@ class _Watch:
 
     def _seen(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         value: Tensor = arguments[0]
-        widths: Widths
+        widths: LayerWidths
         if isinstance(layer, _ConvNd):
             channels = value.shape[-1 - len(layer.kernel_size)]
             widths = {"in_channels": channels, "groups": max(1, channels // layer.weight.shape[1])}
@@ -325,10 +317,6 @@ def _run(small: nn.Module, inputs: Inputs) -> None:
     for layer, widths in watch.found:
         for name, width in widths.items():
             setattr(layer, name, width)
-
-
-# ----------------------------------------------------------------------
-# Structured pruning: whole units go, and the tensors become smaller.
 
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

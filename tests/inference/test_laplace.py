@@ -147,7 +147,7 @@ def test_without_data_it_is_the_prior(structure: str) -> None:
     state = kernel.init(networks(target, seeded(perceptron)), streams())
     component = kernel.components(state)[0]
     expected = target.layout.spread(scales, 1.0, "prior")
-    assert torch.allclose(component.shape.std(), expected, rtol=1e-14)
+    assert torch.allclose(component.covariance.std(), expected, rtol=1e-14)
     assert_close(covariance(component.shape), torch.diag(expected.square()))
     ends = numbers(5, target.layout.size)
     assert torch.allclose(component.shape.log_density(ends), target.prior.log_density(ends), rtol=1e-12)
@@ -263,16 +263,18 @@ def test_tensors_without_kronecker_factors_get_their_exact_diagonal() -> None:
     data = (numbers(6, 3), torch.tensor([0, 1, 1, 0, 1, 0]))
     component, _ = fitted(model.eval(), data, {}, structure="kfac")
     layout = ParameterLayout.of(model)
-    std = layout.split(component.shape.std())
+    std = layout.split(component.covariance.std())
     others = [name for name in layout.names if name.startswith(("scale", "twice", "norm"))]
     exact = dense(seen(model, data), layout.names).diagonal()
     for name in others:
         assert_close(std[name], (layout.split(exact)[name] + 1).rsqrt())
-    blocks = dict(zip(layout.names, component.shape.blocks, strict=True))  # type: ignore[attr-defined]
+    blocks = dict(zip(layout.names, component.covariance.blocks, strict=True))  # type: ignore[attr-defined]
     assert [name for name, block in blocks.items() if block.left is None] == others
     plain = seeded(lambda: Odd(inplace=False))
     plain.load_state_dict(model.state_dict())
-    assert_close(component.shape.std(), fitted(plain.eval(), data, {}, structure="kfac")[0].shape.std(), 1e-12)
+    assert_close(
+        component.covariance.std(), fitted(plain.eval(), data, {}, structure="kfac")[0].covariance.std(), 1e-12
+    )
 
 
 class Tied(nn.Module):
@@ -294,13 +296,16 @@ def test_tied_and_grouped_weights_get_their_exact_diagonal(make: Any, width: int
     model, data = seeded(make), (numbers(6, width), torch.arange(6) % 2)
     component, _ = fitted(model, data, {}, structure="kfac")
     layout = ParameterLayout.of(model)
-    exact, std = layout.split(dense(seen(model, data), layout.names).diagonal()), layout.split(component.shape.std())
+    exact, std = (
+        layout.split(dense(seen(model, data), layout.names).diagonal()),
+        layout.split(component.covariance.std()),
+    )
     kept = [name for name in layout.names if name.startswith(prefix)]
     assert len(kept) == 2
     for name in kept:
         assert_close(std[name], (exact[name] + 1).rsqrt())
     quick = fitted(model, data, {}, structure="diagonal")[0]
-    assert_close(quick.shape.std(), (layout.join(exact) + 1).rsqrt())
+    assert_close(quick.covariance.std(), (layout.join(exact) + 1).rsqrt())
 
 
 class Sequence(nn.Module):
@@ -331,7 +336,7 @@ def test_the_order_of_axes_inside_a_model_does_not_matter(examples: int, places:
         assert_close(torch.cat(list(diagonal(seen(model, data, piece=3), names).values())), exact)
         kfac, evidence = fitted(model, data, {"piece": 3}, structure="kfac")
         first, expected = fitted(models[0], data, {}, structure="kfac")
-        assert_close(kfac.shape.std(), first.shape.std(), 1e-12)
+        assert_close(kfac.covariance.std(), first.covariance.std(), 1e-12)
         assert math.isclose(evidence, expected, rel_tol=1e-12)
 
 
@@ -368,7 +373,7 @@ def test_draws_are_those_of_the_components(structure: str, layers: str) -> None:
     hot = Laplace(target, structure, layers, temperature=4.0)
     warm = hot.components(hot.init(networks(target, *models), streams(2)))
     for cold, other in zip(kernel.components(state), warm, strict=True):
-        assert_close(other.shape.std(), 2 * cold.shape.std())
+        assert_close(other.covariance.std(), 2 * cold.covariance.std())
     assert torch.allclose(hot.init(networks(target, *models), streams(2)).evidence, state.evidence)
 
 
@@ -392,7 +397,7 @@ def test_the_tuned_precision_maximises_the_evidence(structure: str) -> None:
     assert given[0] < given[1] < given[2] > given[3] > given[4]
     number = fitted(model, data, density, structure=structure, prior_precision=4.0)
     prior = fitted(model, data, {**density, "prior": 0.5}, structure=structure)
-    assert number[1] == prior[1] and torch.equal(number[0].shape.std(), prior[0].shape.std())
+    assert number[1] == prior[1] and torch.equal(number[0].covariance.std(), prior[0].covariance.std())
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kfac"])
@@ -573,7 +578,7 @@ def test_draws_of_a_shape_have_its_covariance(structure: str) -> None:
     model = seeded(perceptron)
     component, _ = fitted(model, (numbers(8, 3), torch.arange(8) % 2), {}, structure=structure)
     count = 5000
-    drawn = component.shape.noise(count, torch.Generator().manual_seed(1))
+    drawn = component.covariance.noise(count, torch.Generator().manual_seed(1))
     exact = covariance(component.shape)
     wide = exact.diagonal().outer(exact.diagonal())
     scores = (drawn.T @ drawn / count - exact) / ((exact.square() + wide) / count).sqrt()
@@ -646,4 +651,4 @@ def test_float32_networks_stay_float32() -> None:
         component, _ = fitted(model, (torch.randn(8, 3, generator=torch.Generator().manual_seed(0)),
                                       torch.arange(8) % 2), {}, structure=structure)  # fmt: skip
         assert component.draw_flat(2, torch.Generator().manual_seed(0)).dtype == torch.float32
-        assert all(value.dtype == torch.float32 for value in component.shape.tensors().values())
+        assert all(value.dtype == torch.float32 for value in component.covariance.tensors().values())

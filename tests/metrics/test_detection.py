@@ -31,7 +31,7 @@ from onebasin.metrics.entropy import expected_entropy
 TIED = st.lists(st.integers(-3, 3), min_size=1, max_size=60)
 FREE = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=60)
 SCORES = st.one_of(st.tuples(TIED, TIED), st.tuples(FREE, FREE))
-KINDS: tuple[Positive, ...] = ("outside", "inside")
+KINDS: tuple[Positive, ...] = ("ood", "in_distribution")
 
 
 def tensors(lists: tuple[list[float], list[float]]) -> tuple[Tensor, Tensor]:
@@ -43,7 +43,7 @@ def labelled(inside: Tensor, outside: Tensor, positive: Positive) -> tuple[np.nd
     """Labels and scores as scikit-learn wants them: higher = more positive."""
     labels = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
     scores = torch.cat([inside, outside]).numpy()
-    return (labels, scores) if positive == "outside" else (1 - labels, -scores)
+    return (labels, scores) if positive == "ood" else (1 - labels, -scores)
 
 
 def fpr95_by_thresholds(inside: Tensor, outside: Tensor, positive: Positive) -> float:
@@ -60,9 +60,7 @@ def fpr95_by_thresholds(inside: Tensor, outside: Tensor, positive: Positive) -> 
 @given(SCORES)
 def test_areas_are_those_of_scikit_learn(lists: tuple[list[float], list[float]]) -> None:
     inside, outside = tensors(lists)
-    assert float(auroc(inside, outside)) == pytest.approx(
-        roc_auc_score(*labelled(inside, outside, "outside")), abs=1e-12
-    )
+    assert float(auroc(inside, outside)) == pytest.approx(roc_auc_score(*labelled(inside, outside, "ood")), abs=1e-12)
     for positive in KINDS:
         theirs = average_precision_score(*labelled(inside, outside, positive))
         assert float(aupr(inside, outside, positive=positive)) == pytest.approx(theirs, abs=1e-12)
@@ -86,12 +84,12 @@ def test_orientation_and_order(lists: tuple[list[float], list[float]]) -> None:
     assert float(auroc(inside, outside)) == pytest.approx(1 - float(auroc(outside, inside)), abs=1e-12)
     # Calling the other kind positive is the same as turning scores around and swapping the kinds.
     for measure in (aupr, fpr95):
-        turned = measure(-outside, -inside, positive="outside")
-        torch.testing.assert_close(measure(inside, outside, positive="inside"), turned)
+        turned = measure(-outside, -inside, positive="ood")
+        torch.testing.assert_close(measure(inside, outside, positive="in_distribution"), turned)
     named = separation(inside, outside)
     assert float(named["auroc"]) == float(auroc(inside, outside))
     for measure in (aupr, fpr95):
-        for suffix, positive in (("in", "inside"), ("out", "outside")):
+        for suffix, positive in (("in", "in_distribution"), ("out", "ood")):
             assert float(named[f"{measure.__name__}_{suffix}"]) == float(measure(inside, outside, positive=positive))
     assert float(auroc(inside.flip(0), outside.sort().values)) == float(auroc(inside, outside))
 
@@ -106,7 +104,7 @@ def test_perfect_reversed_and_useless_scores() -> None:
     same = torch.zeros(40), torch.zeros(60)
     assert float(auroc(*same)) == 0.5
     assert float(aupr(*same)) == pytest.approx(0.6)
-    assert float(aupr(*same, positive="inside")) == pytest.approx(0.4)
+    assert float(aupr(*same, positive="in_distribution")) == pytest.approx(0.4)
     assert float(fpr95(*same)) == 1
 
 
@@ -173,11 +171,11 @@ def test_large_logits_do_not_overflow() -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: auroc(torch.zeros(0), torch.zeros(2)), "expected inside"),
-        (lambda: auroc(torch.zeros(2), torch.zeros(2, 1)), "expected outside"),
+        (lambda: auroc(torch.zeros(0), torch.zeros(2)), "expected in_distribution"),
+        (lambda: auroc(torch.zeros(2), torch.zeros(2, 1)), "expected ood"),
         (lambda: fpr95(torch.zeros(2), torch.tensor([torch.nan])), "1 NaN"),
         (lambda: aupr(torch.zeros(2), torch.tensor([1, 2])), "floating"),
-        (lambda: aupr(torch.zeros(2), torch.zeros(2), positive="both"), '"outside" or "inside"'),  # type: ignore[arg-type]
+        (lambda: aupr(torch.zeros(2), torch.zeros(2), positive="both"), '"ood" or "in_distribution"'),  # type: ignore[arg-type]
         (lambda: auroc(torch.zeros(2), torch.zeros(2), weights=torch.ones(2)), "separately"),  # type: ignore[arg-type]
         (lambda: auroc(torch.zeros(2), torch.zeros(3), weights=(torch.ones(3), torch.ones(3))), "weights"),
         (lambda: all_scores(torch.zeros(2, 3)), "members, examples, classes"),
