@@ -8,6 +8,7 @@ were.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import math
 import operator
@@ -205,19 +206,29 @@ def _unwrapped(name: str) -> str:
 def _export(model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Export and decompose; fall back to views that may copy, then to a strict export."""
     failures: list[Exception] = []
-    patched = torch.export.default_decompositions()
-    patched[torch.ops.aten.view.default] = _view
-    for strict, table in ((False, None), (False, patched), (True, patched)):
+    table = _decompositions(len(torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")))
+    copying = {**table, torch.ops.aten.view.default: _view}
+    for strict, decompositions in ((False, table), (False, copying), (True, copying)):
         try:
             shell = _Shell(model, kept=not strict)
             with contextlib.redirect_stderr(io.StringIO()):  # of a trace that fails all of it is printed
-                return torch.export.export(shell, arguments, options, strict=strict).run_decompositions(table)
+                return torch.export.export(shell, arguments, options, strict=strict).run_decompositions(decompositions)
         except Exception as error:  # torch.export raises many kinds, none of them documented
             failures.append(error)
     raise TraceError(
         f"{type(model).__name__} runs but could not be traced by torch.export ({_brief(failures[0])})"
         f"{_line_of(failures[0], model)}. {CAUSES}"
     )
+
+
+@functools.cache
+def _decompositions(operations: int) -> dict[Any, Callable[..., Any]]:
+    """The decompositions to core aten; made once for a number of registered composite operations.
+
+    torch makes this table anew in every call, which was a tenth of a discovery: to find operations of other libraries
+    it asks the dispatcher namespace by namespace. The table can change only when a library registers more of them.
+    """
+    return torch.export.default_decompositions().materialize()
 
 
 CAUSES = (
