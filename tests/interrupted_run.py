@@ -37,7 +37,7 @@ def work(method: str, folder: str) -> None:
     pending._SECONDS = 0.05
     model, data = problem()
     sample(
-        model, data, method, modes=3, seed=5, noise=0.1, path=folder, resume=os.path.exists(folder), **OPTIONS[method]
+        model, data, method, chains=3, seed=5, noise=0.1, path=folder, resume=os.path.exists(folder), **OPTIONS[method]
     )
 
 

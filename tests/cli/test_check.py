@@ -13,9 +13,9 @@ from torch import nn
 from onebasin import Population, fit, load_posterior
 from onebasin.errors import InputError, StorageError
 from onebasin.inference.journal import info_path
-from onebasin.inference.sample import sample
 from onebasin.population.archive import write_archives
 from onebasin.population.shard import shard_name
+from tests.judging import sample
 
 SPEC = {"w": torch.zeros(2, 3), "n": torch.tensor(0)}
 
@@ -158,7 +158,7 @@ def test_leftovers_are_no_damage(run, tmp_path):
 @pytest.fixture
 def drawn(tmp_path):
     x = torch.linspace(-1, 1, 20)[:, None]
-    options = {"modes": 2, "noise": 0.1, "draws": 6, "warmup": 4, "leapfrog": 3, "epochs": 1, "chunk": 1, "seed": 3}
+    options = {"chains": 2, "noise": 0.1, "draws": 6, "warmup": 4, "leapfrog": 3, "epochs": 1, "chunk": 1, "seed": 3}
 
     def make(**more):
         return sample(nn.Linear(1, 1), (x, 2 * x), "hmc", path=tmp_path / "run", **{**options, **more})

@@ -28,7 +28,6 @@ from onebasin.data.cifar import read_pickle
 from onebasin.data.load import load as load_data
 from onebasin.errors import DiskError, InputError, OnebasinError, StorageError, SymmetryError, UnsafeFileError
 from onebasin.inference.journal import read_definition
-from onebasin.inference.sample import sample
 from onebasin.population.check import inspect_file
 from onebasin.posterior.posterior import load_posterior
 from onebasin.reporting.page import page
@@ -233,6 +232,7 @@ import resource, sys, time
 from onebasin import Population
 from onebasin.data import load
 from onebasin.errors import OnebasinError
+from tests.judging import sample
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + (2 << 30)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -422,7 +422,7 @@ def test_links_in_a_strangers_folder_are_not_followed(tmp_path: Path) -> None:
     (run_folder / "run" / "lock").symlink_to(precious)
     x = torch.linspace(-1, 1, 8)[:, None]
     with pytest.raises(DiskError, match="is a link"):
-        sample(nn.Linear(1, 1), (x, x), "ensemble", modes=1, draws=1, epochs=1, noise=0.1, path=run_folder)
+        sample(nn.Linear(1, 1), (x, x), "ensemble", chains=1, draws=1, epochs=1, noise=0.1, path=run_folder)
     lines = Panel("lines", "", Axis("x"), Axis("y"), (Series("s", (0.0, 1.0), (1.0, 2.0)),))
     record = Record("n", "T", (), (Section("s", "Q", (), (Figure("f", "F", "", (lines,)),)),), "c")
     study = tmp_path / "study"

@@ -97,7 +97,7 @@ def assert_folded(kernel: Dropout, model: nn.Module) -> None:
     layout = kernel.target.layout
     for draw in range(5):
         start, found = drawn(kernel, model, [0, 1], draw)
-        before, after = layout.networks(start.position, start.rest), layout.networks(found.position, found.rest)
+        before, after = layout.networks(start.position, start.buffers), layout.networks(found.position, found.buffers)
         streams = Streams(0, [0, 1], f"draw {draw}").each("draw")
         for chain in range(2):
             state = {name: value[chain] for name, value in before.items()}
@@ -105,7 +105,7 @@ def assert_folded(kernel: Dropout, model: nn.Module) -> None:
             model.load_state_dict({name: value[chain] for name, value in after.items()})
             with torch.no_grad():
                 torch.testing.assert_close(model.eval()(kernel.target.leaves[0]), expected, rtol=1e-10, atol=1e-12)
-        assert torch.equal(found.log_density, -kernel.target(found.position, found.rest).potential)
+        assert torch.equal(found.log_density, -kernel.target(found.position, found.buffers).potential)
 
 
 @pytest.mark.parametrize(("make", "inputs"), OWN, ids=lambda value: getattr(value, "__name__", ""))
@@ -263,12 +263,12 @@ def test_training_drops_inputs_of_layers_in_training_mode_only() -> None:
     kernel = kernel_of(plan)
     trained = cast(Training, plan.stages[0].kernel).target
     start = networks_at(model, target.layout, "fresh", [0, 1], 0)
-    assert torch.equal(trained(start.position, start.rest).gradient, target(start.position, start.rest).gradient)
-    one = trained(start.position, start.rest, training=True, seed=1)
-    assert torch.equal(one.gradient, trained(start.position, start.rest, training=True, seed=1).gradient)
-    assert not torch.allclose(one.gradient, trained(start.position, start.rest, training=True, seed=2).gradient)
-    untouched = target(start.position, start.rest, training=True)
-    assert torch.equal(untouched.gradient, target(start.position, start.rest).gradient)
+    assert torch.equal(trained(start.position, start.buffers).gradient, target(start.position, start.buffers).gradient)
+    one = trained(start.position, start.buffers, training=True, seed=1)
+    assert torch.equal(one.gradient, trained(start.position, start.buffers, training=True, seed=1).gradient)
+    assert not torch.allclose(one.gradient, trained(start.position, start.buffers, training=True, seed=2).gradient)
+    untouched = target(start.position, start.buffers, training=True)
+    assert torch.equal(untouched.gradient, target(start.position, start.buffers).gradient)
     # What the second layer sees: each unit of each example is dropped at the rate, and others in other examples.
     hooked = dropping(target, kernel.outputs, list(kernel.places)).outputs
     assert hooked is not None
@@ -288,7 +288,7 @@ def test_training_drops_inputs_of_layers_in_training_mode_only() -> None:
 def test_training_and_drawing_work_together() -> None:
     model = perceptron()
     target = target_for(model, FLAT.float())
-    plan = build(target, epochs=3, batch=4, draws=2, rate=0.01)
+    plan = build(target, epochs=3, batch=4, draws=2, lr=0.01)
     assert (plan.stages[0].steps, plan.stages[1].steps, plan.draws, plan.thin) == (6, 0, 2, (0,))
     streams, training = Streams(0, [0, 1], 0), plan.stages[0].kernel
     state = training.init(networks_at(model, target.layout, "fresh", [0, 1], 0), streams)

@@ -64,9 +64,9 @@ def convolutional() -> nn.Module:
 def networks(target: Target, *models: nn.Module) -> Draws:
     layout = target.layout
     position = torch.stack([layout.join(dict(model.named_parameters())).detach() for model in models])
-    rests = [layout.rest(model) for model in models]
-    rest = {name: torch.stack([own[name] for own in rests]) for name in rests[0]}
-    return Draws(position, rest, torch.full((len(models),), math.nan))
+    buffers_of_chains = [layout.buffers_of(model) for model in models]
+    buffers = {name: torch.stack([own[name] for own in buffers_of_chains]) for name in buffers_of_chains[0]}
+    return Draws(position, buffers, torch.full((len(models),), math.nan))
 
 
 def streams(chains: int = 1, seed: int = 0) -> Streams:
@@ -77,7 +77,7 @@ def seen(model: nn.Module, data: Any, **options: Any) -> Seen:
     target = target_of(model, data, **options)
     assert target.outputs is not None and target.likelihood is not None
     weights = {name: value.detach() for name, value in model.named_parameters()}
-    return Seen(target, target.outputs, target.likelihood, weights, target.rest)
+    return Seen(target, target.outputs, target.likelihood, weights, target.buffers)
 
 
 def fitted(model: nn.Module, data: Any, density: dict[str, Any], **options: Any) -> tuple[Gaussian, float]:
@@ -119,7 +119,7 @@ def test_a_linear_gaussian_network_gets_its_exact_posterior_and_evidence() -> No
     inputs, targets, noise, scale = numbers(12, 3), numbers(12, 2, seed=1), 0.7, 1.5
     model = seeded(lambda: nn.Linear(3, 2))
     target = target_of(model, (inputs, targets), noise=noise, prior=scale)
-    training = {"epochs": 100, "batch": None, "optimiser": "sgd", "rate": 0.3, "momentum": 0.5}
+    training = {"epochs": 100, "batch": None, "optimizer": "sgd", "lr": 0.3, "momentum": 0.5}
     plan = build(target, **training, structure="full", draws=3)  # type: ignore[arg-type]
     train, stage = plan.stages
     state = train.kernel.init(networks(target, model), streams())
@@ -369,7 +369,7 @@ def test_draws_are_those_of_the_components(structure: str, layers: str) -> None:
         assert {name: bool(value.any()) for name, value in moved.items()} == {
             name: layers == "all" or name.startswith("2.") for name in target.layout.names
         }
-    assert torch.allclose(drawn.log_density, -target(drawn.position, drawn.rest).potential)
+    assert torch.allclose(drawn.log_density, -target(drawn.position, drawn.buffers).potential)
     hot = Laplace(target, structure, layers, temperature=4.0)
     warm = hot.components(hot.init(networks(target, *models), streams(2)))
     for cold, other in zip(kernel.components(state), warm, strict=True):

@@ -15,8 +15,9 @@ from onebasin import Population
 from onebasin.errors import InputError
 from onebasin.inference import driver as loop
 from onebasin.inference.journal import read_info
-from onebasin.inference.sample import by_chain, sample
+from onebasin.inference.sample import by_chain
 from tests.interrupted_run import OPTIONS, problem
+from tests.judging import sample
 
 HERE = Path(__file__).resolve().parents[1]
 
@@ -33,7 +34,7 @@ def test_killed_ten_times_and_resumed_it_draws_the_same(method: str, tmp_path: P
     done = subprocess.run(command, capture_output=True, text=True, cwd=HERE.parent, timeout=250, check=True)
     assert int(done.stdout.split()[-1]) == 10, "the run must be long enough to be killed ten times"
     model, data = problem()
-    whole = sample(model, data, method, modes=3, seed=5, noise=0.1, path=tmp_path / "whole", **OPTIONS[method])
+    whole = sample(model, data, method, chains=3, seed=5, noise=0.1, path=tmp_path / "whole", **OPTIONS[method])
     assert same(by_chain(Population.open(tmp_path / "killed")), whole)
     a, b = read_info(tmp_path / "killed"), read_info(tmp_path / "whole")
     assert a.keys() == b.keys()
@@ -50,7 +51,7 @@ def test_control_c_keeps_every_finished_draw(tmp_path: Path) -> None:
         "from tests.interrupted_run import *\n"
         "model, data = problem()\n"
         "told = lambda done, total, text: print(text, flush=True)\n"
-        f"sample(model, data, 'hmc', modes=3, noise=0.1, path={str(tmp_path / 'run')!r}, progress=told,\n"
+        f"sample(model, data, 'hmc', chains=3, noise=0.1, path={str(tmp_path / 'run')!r}, progress=told,\n"
         "       compile=False, draws=100000, warmup=5, leapfrog=3, epochs=1)\n"
     )
     process = subprocess.Popen(
@@ -68,7 +69,7 @@ def test_control_c_keeps_every_finished_draw(tmp_path: Path) -> None:
 
 def test_a_run_in_memory_and_on_disk_draws_the_same(tmp_path: Path) -> None:
     model, data = problem()
-    options = {"modes": 3, "noise": 0.1, "draws": 7, "warmup": 5, "leapfrog": 3, "epochs": 2}
+    options = {"chains": 3, "noise": 0.1, "draws": 7, "warmup": 5, "leapfrog": 3, "epochs": 2}
     memory = sample(model, data, "hmc", **options)
     disk = sample(model, data, "hmc", path=tmp_path / "run", **options)
     assert same(memory, disk)
@@ -77,9 +78,9 @@ def test_a_run_in_memory_and_on_disk_draws_the_same(tmp_path: Path) -> None:
 
 def test_a_finished_run_can_be_resumed_for_more_draws(tmp_path: Path) -> None:
     model, data = problem()
-    options = {"modes": 2, "noise": 0.1, "warmup": 5, "leapfrog": 3, "epochs": 2, "seed": 1}
+    options = {"chains": 2, "noise": 0.1, "warmup": 5, "leapfrog": 3, "epochs": 2, "seed": 1}
     sample(model, data, "hmc", path=tmp_path / "run", draws=30, **options)
-    more = sample(model, data, "hmc", path=tmp_path / "run", draws=37, resume=True, **options)
+    more = sample(model, data, "hmc", path=tmp_path / "run", draws=37, **options)
     whole = sample(model, data, "hmc", draws=37, **options)
     for chain in range(2):
         a, b = more[(more.chain == chain).nonzero()[:, 0]], whole[(whole.chain == chain).nonzero()[:, 0]]
@@ -94,15 +95,15 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="resume=True"):
         sample(model, data, "hmc", path=tmp_path / "run", **options)
     with pytest.raises(InputError, match="another seed: 1 instead of 0"):
-        sample(model, data, "hmc", path=tmp_path / "run", resume=True, seed=1, **options)
+        sample(model, data, "hmc", path=tmp_path / "run", seed=1, **options)
     with pytest.raises(InputError, match="another noise"):
-        sample(model, data, "hmc", path=tmp_path / "run", resume=True, **{**options, "noise": 0.2})
+        sample(model, data, "hmc", path=tmp_path / "run", **{**options, "noise": 0.2})
     with pytest.raises(InputError, match="another data"):
-        sample(model, (data[0] + 1, data[1]), "hmc", path=tmp_path / "run", resume=True, **options)
+        sample(model, (data[0] + 1, data[1]), "hmc", path=tmp_path / "run", **options)
     with pytest.raises(InputError, match="another architecture"):
-        sample(nn.Linear(1, 1), data, "hmc", path=tmp_path / "run", resume=True, **options)
+        sample(nn.Linear(1, 1), data, "hmc", path=tmp_path / "run", **options)
     with pytest.raises(InputError, match="give path="):
-        sample(model, data, "hmc", resume=True, **options)
+        sample(model, data, "hmc", **options)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     with pytest.raises(InputError, match="not empty"):

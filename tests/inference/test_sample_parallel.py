@@ -18,17 +18,18 @@ from onebasin.errors import InputError, StorageError
 from onebasin.inference import workers as blackboard
 from onebasin.inference.driver import Progress, job_of, unit_bytes
 from onebasin.inference.journal import RUN, ChainBatch, read_info, units
-from onebasin.inference.sample import by_chain, sample
+from onebasin.inference.sample import by_chain
 from onebasin.inference.workers import Blackboard, Listener, Reporter
 from onebasin.parallel.choose import open_executor
 from onebasin.parallel.executor import Executor, SerialExecutor
 from onebasin.storage.lock import HeldElsewhere, held
 from tests.interrupted_run import problem
+from tests.judging import sample
 
 HERE = Path(__file__).resolve().parents[1]
 QUICK: dict[str, Any] = {
-    "modes": 5,
-    "lanes": 3,
+    "chains": 5,
+    "chains_per_batch": 3,
     "noise": 0.1,
     "compile": False,
     "warmup": 5,
@@ -179,7 +180,7 @@ def test_the_parent_is_ended_and_the_run_goes_on(
         assert 0 < len(kept) < 5 * LONG["draws"]
         assert not kept.check()
     model, data = problem()
-    sample(model, data, "hmc", path=tmp_path / "run", resume=True, executor=pair, **LONG)  # orphans or not
+    sample(model, data, "hmc", path=tmp_path / "run", executor=pair, **LONG)  # orphans or not
     assert_like(tmp_path / "run", undisturbed)
     for _ in range(300):  # they get some seconds to write what they have
         if all(gone(worker) for worker in workers):
@@ -203,13 +204,13 @@ def test_memory_is_estimated_by_what_grows() -> None:
     def estimate(examples: int, width: int, **options: Any) -> int:
         model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
         data = torch.zeros(examples, 4), torch.zeros(examples, 1)
-        return unit_bytes(job_of(model, data, "hmc", {"noise": 1.0, "lanes": 2, **options}, modes=4)[0])
+        return unit_bytes(job_of(model, data, "hmc", {"noise": 1.0, "chains_per_batch": 2, **options}, chains=4)[0])
 
     small = estimate(1000, 100)
     # Tanh keeps its output: width numbers of 4 bytes for each example and chain, at the least.
     assert estimate(2000, 100) - small > 1000 * 2 * 100 * 4
     assert estimate(1000, 200) - small > 1000 * 2 * 100 * 4
-    assert estimate(1000, 100, lanes=4) - small > 1000 * 2 * 100 * 4
+    assert estimate(1000, 100, chains_per_batch=4) - small > 1000 * 2 * 100 * 4
     assert estimate(2000, 100, piece=1000) - small < 1000 * 100, "only the data grow"
 
 

@@ -72,7 +72,7 @@ def test_mini_batches_move_the_moments_as_theory_says(batch: int, friction: floa
     epochs = 30
     mean, second = exact_moments(SMALL, batch, rate, friction, epochs)
     options = {"step": rate, "friction": friction, "batch": batch, "warmup": epochs - 1, "draws": 1, "epochs": 0}
-    draws = drawn(at_zero(SMALL.model), SMALL.data, "sghmc", start="model", modes=400, **SMALL.density, **options)
+    draws = drawn(at_zero(SMALL.model), SMALL.data, "sghmc", start="model", chains=400, **SMALL.density, **options)
     assert_mean(draws, mean)
     assert_mean(draws[:, :, None] * draws[:, None, :], second)
 
@@ -111,7 +111,7 @@ def test_whole_gradients_give_the_exact_posterior_at_coarse_steps(
 def test_without_heat_it_ends_at_the_mode() -> None:
     regression = Conjugate.of(12)
     options = {"step": 0.05, "friction": 0.1, "temperature": 0.0, "batch": None, "warmup": 600, "draws": 1}
-    draws = drawn(regression.model, regression.data, "sghmc", modes=3, epochs=0, **regression.density, **options)
+    draws = drawn(regression.model, regression.data, "sghmc", chains=3, epochs=0, **regression.density, **options)
     torch.testing.assert_close(draws, regression.mean.expand(3, 4), rtol=0, atol=1e-8)
 
 
@@ -129,7 +129,7 @@ def test_without_heat_it_is_gradient_descent_with_momentum() -> None:
 
 
 def test_rate_and_heat_of_a_cycle() -> None:
-    kernel = SGMCMC(SMALL.target, Minibatches(6, 2), rate=0.4, temperature=2.0, cycle=100, exploration=0.7)
+    kernel = SGMCMC(SMALL.target, Minibatches(6, 2), lr=0.4, temperature=2.0, cycle=100, exploration=0.7)
     rates, heats = zip(*[kernel.conditions(StepIndex(step, 0)) for step in range(200)], strict=True)
     assert rates[:100] == rates[100:] and heats[:100] == heats[100:]
     assert rates[0] == pytest.approx(0.4) and rates[50] == pytest.approx(0.2) and 0 < rates[99] < 1e-3
@@ -157,7 +157,7 @@ def cycle_variances(cycle: int) -> tuple[dict[str, Any], list[float]]:
 
 def test_cycles_have_the_variance_of_their_recursion() -> None:
     options, variances = cycle_variances(60)
-    draws = drawn(at_zero(nn.Linear(3, 1).double()), None, "sghmc", start="model", modes=400, epochs=0, **options)
+    draws = drawn(at_zero(nn.Linear(3, 1).double()), None, "sghmc", start="model", chains=400, epochs=0, **options)
     for place, variance in enumerate(variances):
         assert_standard(draws.unflatten(0, (400, 6))[:, place] / variance**0.5)
     # The rate falls to zero at the end of a cycle of C steps: with k steps left h ~ k / C, relaxation takes 1 / h^2
@@ -187,7 +187,7 @@ def test_walls_of_nan_keep_draws_inside_and_chains_moving() -> None:
     with torch.no_grad():
         model.weight.fill_(1.95)
     options = {"step": 0.3, "friction": 0.3, "warmup": 50, "draws": 60, "epochs": 0}
-    draws = drawn(model, None, "sghmc", start="model", modes=50, log_density=boxed, **options).unflatten(0, (50, 60))
+    draws = drawn(model, None, "sghmc", start="model", chains=50, log_density=boxed, **options).unflatten(0, (50, 60))
     assert bool((draws.abs() < 2).all())
     assert float((draws[:, 1:] - draws[:, :-1]).abs().amax(-1)[:, -20:].amax(1).min()) > 0.1, "a chain stands still"
     # A wall that sends chains back to where they were is no exact sampler; 0.77 is the variance of the true density.

@@ -105,7 +105,7 @@ def test_a_damaged_part_is_run_again_and_a_damaged_plan_is_named(tmp_path: Path)
 
 def test_networks_are_drawn_once_and_found_again(tmp_path: Path) -> None:
     data = (torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64))
-    options: dict[str, Any] = {"modes": 2, "epochs": 1, "batch": 4}
+    options: dict[str, Any] = {"chains": 2, "epochs": 1, "batch": 4}
     first = Bench(Width(), 0, tmp_path).networks("population", mlp(2, 3, 2), data, "ensemble", options)
     again = Bench(Width(), 0, tmp_path).networks("population", mlp(2, 3, 2), data, "ensemble", options)
     other = Bench(Width(), 1, tmp_path / "b").networks("population", mlp(2, 3, 2), data, "ensemble", options)
