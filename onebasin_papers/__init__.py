@@ -1,8 +1,8 @@
-"""What do the papers claim, and does it hold? Assembly only: every number is computed in another room.
+"""Experiments of two papers and the demo, written with `import onebasin as ob` alone.
 
 A study is a list of parts. Each is run once, kept on disk, and gives one section of a record.
 """
 
-from onebasin_papers.study import Bench, Part, Plan, Study, run_study
+from onebasin_papers.study import Part, Settings, Study, Workspace, run_study
 
-__all__ = ["Bench", "Part", "Plan", "Study", "run_study"]
+__all__ = ["Part", "Settings", "Study", "Workspace", "run_study"]

@@ -6,8 +6,8 @@ import click
 
 from onebasin.cli.options import debug, seed_option
 from onebasin.cli.reproduce import run_with_progress
-from onebasin_papers.demo import STUDY, plan
-from onebasin_papers.study import Bench
+from onebasin_papers.demo import STUDY, preset_settings
+from onebasin_papers.study import Workspace
 
 _WIDTH = 100  # characters in a line of the summary
 
@@ -40,7 +40,7 @@ def demo(*, output: Path, seed: int, only: tuple[str, ...], fresh: bool) -> None
     from onebasin.reporting import write_report
 
     record = run_with_progress(
-        STUDY, Bench(plan(), seed, output), f"onebasin demo --seed {seed}", only=only, fresh=fresh
+        STUDY, Workspace(preset_settings(), seed, output), f"onebasin demo --seed {seed}", only=only, fresh=fresh
     )
     click.echo()
     for sentence in record.summary:

@@ -9,7 +9,7 @@ import click
 
 from onebasin.cli.options import debug, progress_bar, seed_option
 from onebasin.reporting import Record, tally
-from onebasin_papers.study import Bench, Study, run_study
+from onebasin_papers.study import Study, Workspace, run_study
 
 
 @click.command()
@@ -67,20 +67,20 @@ def reproduce(
 
     module = import_module(f"onebasin_papers.{paper}")
     folder = output or Path(f"reproduce-{paper}-{preset}")
-    bench = Bench(module.plan(preset, None if data_dir is None else str(data_dir)), seed, folder)
-    record = run_with_progress(module.STUDY, bench, _command(paper, preset, seed), only=only, fresh=fresh)
+    workspace = Workspace(module.preset_settings(preset, None if data_dir is None else str(data_dir)), seed, folder)
+    record = run_with_progress(module.STUDY, workspace, _command(paper, preset, seed), only=only, fresh=fresh)
     click.echo(f"\n{verdicts(record)}\n")
     click.echo(str(write_report(record, folder)))
 
 
 def run_with_progress(
-    study: Study, bench: Bench[Any], command: str, *, only: tuple[str, ...] = (), fresh: bool = False
+    study: Study, workspace: Workspace[Any], command: str, *, only: tuple[str, ...] = (), fresh: bool = False
 ) -> Record:
     """Run a study, with a line and a bar for each part on stderr."""
     try:
         return run_study(
             study,
-            bench,
+            workspace,
             command,
             only=only,
             fresh=fresh,
@@ -88,7 +88,7 @@ def run_with_progress(
             watch=progress_bar,
         )
     except KeyboardInterrupt:
-        click.echo(f"what was finished is kept in {bench.folder}: the same command goes on", err=True)
+        click.echo(f"what was finished is kept in {workspace.folder}: the same command goes on", err=True)
         raise
 
 

@@ -294,12 +294,7 @@ def draw_lines(axes: Any, panel: Panel) -> list[Any]:
             -(-len(x) // _MARKED) if len(x) > _LONG else 1
         )  # a long line has its ends free, where a frame would cut a marker
         (line,) = axes.plot(
-            x,
-            y,
-            color=look.colour,
-            linestyle=look.dashes,
-            marker=look.marker,
-            markevery=(every // 2, every),
+            x, y, color=look.colour, linestyle=look.dashes, marker=look.marker, markevery=(every // 2, every)
         )
         handles.append(line)
     _finish(axes, panel, log_x, log_y)
@@ -468,13 +463,7 @@ def _write_values(axes: Any, panel: Panel, mesh: Any, values: Any) -> None:
 WIDTH = 4.4  # inches of a panel
 _HEIGHT = 2.95  # without its legend
 _ROW = 0.18  # inches of a row of the legend
-_DRAW = {
-    "lines": draw_lines,
-    "points": draw_points,
-    "bars": draw_bars,
-    "histogram": draw_histogram,
-    "heat": draw_heat,
-}
+_DRAW = {"lines": draw_lines, "points": draw_points, "bars": draw_bars, "histogram": draw_histogram, "heat": draw_heat}
 
 
 @contextmanager

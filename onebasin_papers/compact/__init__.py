@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from onebasin_papers.compact import dynamics, pruning, sigma, table, transpositions, width
-from onebasin_papers.compact.presets import TERMS, CompactPlan, plan, summarise
+from onebasin_papers.compact.settings import TERMS, CompactSettings, preset_settings, summarise
 from onebasin_papers.study import Study
 
-__all__ = ["STUDY", "CompactPlan", "plan"]
+__all__ = ["STUDY", "CompactSettings", "preset_settings"]
 
 STUDY = Study(
     "compact",

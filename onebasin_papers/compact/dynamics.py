@@ -7,16 +7,14 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 import onebasin as ob
-from onebasin_papers.compact import presets as published
-from onebasin_papers.compact.setting import Runs, Setting, setting
+from onebasin_papers.compact import settings as published
+from onebasin_papers.compact.networks import CompactWorkspace, Setting, setting
 from onebasin_papers.compact.transpositions import sgd
-from onebasin_papers.compact.verdicts import falls
-from onebasin_papers.numbers import line, measured, told
+from onebasin_papers.numbers import mean_line, mean_number, mean_text
 from onebasin_papers.study import Part
+from onebasin_papers.verdicts import falls
 
-# ----------------------------------------------------------------------
-# Two independent networks followed through training: loss and transpositions along the straight line between th
-
+report = ob.reporting
 
 POINTS = 11  # lambda = 0, 0.1, ..., 1
 
@@ -45,7 +43,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Followed:
+class PairHistory:
     """One pair through training.
 
     Attributes:
@@ -59,24 +57,26 @@ class Followed:
     after: tuple[Path, ...]
 
 
-def followed(bench: Runs, pair: int) -> Followed:
+def follow_pair(workspace: CompactWorkspace, pair: int) -> PairHistory:
     """Train two fresh networks and look at the line between them every few epochs, from the start on."""
-    here, plan = setting(bench), bench.plan
-    starts = [here.start(bench, "pair", pair, end) for end in range(2)]
-    looks = plan.epochs // plan.every
-    method = replace(sgd(bench), epochs=0, draws=looks, every=plan.every)
-    options = {"chains": 2, "prior": None, "start": ob.Population.from_states(starts)}
-    kept = bench.networks(f"pair-{pair}", here.problem.model, here.problem.train, method, options)
-    pairs = [(starts[0], starts[1]), *((kept.member(look), kept.member(looks + look)) for look in range(looks))]
+    here, settings = setting(workspace), workspace.settings
+    starts = [here.start(workspace, "pair", pair, end) for end in range(2)]
+    looks = settings.epochs // settings.every
+    method = replace(sgd(workspace), epochs=0, draws=looks, every=settings.every)
+    start = ob.Population.from_states(starts)
+    networks = workspace.sample(
+        f"pair-{pair}", here.problem.model, here.problem.train, method, chains=2, prior=None, start=start
+    )
+    pairs = [(starts[0], starts[1]), *((networks.member(look), networks.member(looks + look)) for look in range(looks))]
     before, after = [], []
     for look, (a, b) in enumerate(pairs):
-        bench.show(pair * len(pairs) + look, plan.pairs * len(pairs), "walking between networks")
-        before.append(walked(here, a, b))
-        after.append(walked(here, a, here.rebased(a, b)))
-    return Followed(tuple(plan.every * look for look in range(looks + 1)), tuple(before), tuple(after))
+        workspace.progress(pair * len(pairs) + look, settings.pairs * len(pairs), "walking between networks")
+        before.append(walk(here, a, b))
+        after.append(walk(here, a, here.rebased(a, b)))
+    return PairHistory(tuple(settings.every * look for look in range(looks + 1)), tuple(before), tuple(after))
 
 
-def walked(here: Setting, a: ob.State, b: ob.State) -> Path:
+def walk(here: Setting, a: ob.State, b: ob.State) -> Path:
     """Walk from a to b."""
     states = [ob.interpolate(a, b, step / (POINTS - 1)) for step in range(POINTS)]
     return Path(tuple(here.loss(state) for state in states), tuple(here.swaps(a, state) for state in states))
@@ -93,57 +93,55 @@ def average(grids: Sequence[Sequence[Sequence[float]]]) -> tuple[tuple[float, ..
     )
 
 
-# ----------------------------------------------------------------------
-# Part two: what lies between two independent networks while they are trained, before and after rebasin.
-
-
 NAME, TITLE = "dynamics", "Is there a mountain between two independently trained networks, and does rebasin remove it?"
 _GRID = tuple(step / (POINTS - 1) for step in range(POINTS))
-_LAMBDA = ob.reporting.Axis("place between the networks (λ)", low=0, high=1)
+_LAMBDA = report.Axis("place between the networks (λ)", low=0, high=1)
 _HALF = 0.5  # of the barrier that may be left
 
 
-def run(bench: Runs) -> ob.reporting.Section:
+def run(workspace: CompactWorkspace) -> report.Section:
     """Follow all pairs."""
-    here = setting(bench)
-    found = [followed(bench, pair) for pair in range(bench.plan.pairs)]
-    return ob.reporting.Section(
+    here = setting(workspace)
+    histories = [follow_pair(workspace, pair) for pair in range(workspace.settings.pairs)]
+    return report.Section(
         NAME,
         TITLE,
-        _text(here, found),
-        (_table(found), _last(found), _loss_map(found), _swaps_map(found, here.units)),
-        (_claim(found),),
+        _text(here, histories),
+        (_table(histories), _last(histories), _loss_map(histories), _swaps_map(histories, here.units)),
+        (_claim(histories),),
     )
 
 
 PART = Part(NAME, TITLE, run)
 
 
-def _ends(found: Sequence[Followed], take: Callable[[Path], float]) -> tuple[list[float], list[float]]:
+def _ends(histories: Sequence[PairHistory], take: Callable[[Path], float]) -> tuple[list[float], list[float]]:
     """One number of each pair after training: before and after rebasin."""
-    return [take(own.before[-1]) for own in found], [take(own.after[-1]) for own in found]
+    return [take(history.before[-1]) for history in histories], [take(history.after[-1]) for history in histories]
 
 
 def _middle(path: Path) -> float:
     return float(path.swaps[POINTS // 2])
 
 
-def _text(here: Setting, found: Sequence[Followed]) -> tuple[str, ...]:
-    before, after = _ends(found, lambda path: path.midpoint)
-    swaps_before, swaps_after = _ends(found, _middle)
+def _text(here: Setting, histories: Sequence[PairHistory]) -> tuple[str, ...]:
+    before, after = _ends(histories, lambda path: path.midpoint)
+    swaps_before, swaps_after = _ends(histories, _middle)
     return (
-        f"Halfway between two networks the test loss is {told(before)} nats above that of the ends, and {told(after)} "
+        f"Halfway between two networks the test loss is {mean_text(before)} nats above that of the ends, and "
+        f"{mean_text(after)} "
         f"after the hidden units of the second were permuted to match the first: rebasin takes "
         f"{1 - fmean(after) / fmean(before):.0%} of the barrier away (published: {published.BARRIER_BEFORE} and "
         f"{published.BARRIER_AFTER} nats, on MNIST 784-512-10).",
-        f"{len(found)} pairs of networks ({here.widths}, {here.problem.name}) are trained by SGD from independent "
+        f"{len(histories)} pairs of networks ({here.widths}, {here.problem.name}) are trained by SGD from independent "
         "starts. Every few epochs we walk in a straight line from one to the other, and match the network at each of "
         f"{POINTS} places to the first one by activations. Without rebasin the middle is "
-        f"{told(swaps_before, 1)} transpositions away from the first network, after it {told(swaps_after, 1)}.",
+        f"{mean_text(swaps_before, 1)} transpositions away from the first network, after it "
+        f"{mean_text(swaps_after, 1)}.",
     )
 
 
-def _table(found: Sequence[Followed]) -> ob.reporting.Table:
+def _table(histories: Sequence[PairHistory]) -> report.Table:
     rows: list[tuple[str, Callable[[Path], float], float | None, float | None]] = [
         (
             "barrier at the midpoint (nats)",
@@ -163,20 +161,18 @@ def _table(found: Sequence[Followed]) -> ob.reporting.Table:
     ]
     body = []
     for name, take, left, right in rows:
-        before, after = _ends(found, take)
-        body.append((name, measured(before, left), measured(after, right)))
-    return ob.reporting.Table(
+        before, after = _ends(histories, take)
+        body.append((name, mean_number(before, left), mean_number(after, right)))
+    return report.Table(
         "dynamics-barrier",
         "What rebasin takes away between two trained networks",
         (
-            ob.reporting.Column("after the last epoch"),
-            ob.reporting.Column("as trained", "the second network as it came out of training", "lower"),
-            ob.reporting.Column(
-                "rebased", "the second network with its hidden units permuted to match the first", "lower"
-            ),
+            report.Column("after the last epoch"),
+            report.Column("as trained", "the second network as it came out of training", "lower"),
+            report.Column("rebased", "the second network with its hidden units permuted to match the first", "lower"),
         ),
         tuple(body),
-        f"± one standard error over {len(found)} pairs",
+        f"± one standard error over {len(histories)} pairs",
         "Published values are for MNIST 784-512-10, where at most 511 transpositions are possible.",
     )
 
@@ -185,77 +181,79 @@ def _published_middle() -> tuple[float, float]:
     return published.PATH_BEFORE[POINTS // 2], published.PATH_AFTER[POINTS // 2]
 
 
-def _last(found: Sequence[Followed]) -> ob.reporting.Figure:
-    def ours(name: str, paths: Sequence[Path], shade: int) -> ob.reporting.Series:
-        return line(name, _GRID, list(zip(*(path.loss for path in paths), strict=True)), shade=shade)
+def _last(histories: Sequence[PairHistory]) -> report.Figure:
+    def ours(name: str, paths: Sequence[Path], shade: int) -> report.Series:
+        return mean_line(name, _GRID, list(zip(*(path.loss for path in paths), strict=True)), shade=shade)
 
     series = (
-        ours("as trained", [own.before[-1] for own in found], 0),
-        ours("rebased", [own.after[-1] for own in found], 1),
-        ob.reporting.Series("as trained, published", _GRID, published.PATH_BEFORE, dashed=True, shade=0),
-        ob.reporting.Series("rebased, published", _GRID, published.PATH_AFTER, dashed=True, shade=1),
+        ours("as trained", [history.before[-1] for history in histories], 0),
+        ours("rebased", [history.after[-1] for history in histories], 1),
+        report.Series("as trained, published", _GRID, published.PATH_BEFORE, dashed=True, shade=0),
+        report.Series("rebased, published", _GRID, published.PATH_AFTER, dashed=True, shade=1),
     )
-    before, after = _ends(found, lambda path: path.midpoint)
-    return ob.reporting.Figure(
+    before, after = _ends(histories, lambda path: path.midpoint)
+    return report.Figure(
         "dynamics-path",
         "How high is the loss between two trained networks?",
-        f"The barrier at the midpoint falls from {told(before)} to {told(after)} nats. Means over {len(found)} pairs, "
+        f"The barrier at the midpoint falls from {mean_text(before)} to {mean_text(after)} nats. Means over "
+        f"{len(histories)} pairs, "
         "bands of one standard error; dashed: MNIST 784-512-10 after 50 epochs, read off figure 1 of the paper.",
-        (ob.reporting.Panel("lines", "", _LAMBDA, ob.reporting.Axis("test loss (nats)", low=0), series),),
+        (report.Panel("lines", "", _LAMBDA, report.Axis("test loss (nats)", low=0), series),),
     )
 
 
-def _loss_map(found: Sequence[Followed]) -> ob.reporting.Figure:
-    before = average([[path.loss for path in own.before] for own in found])
-    after = average([[path.loss for path in own.after] for own in found])
+def _loss_map(histories: Sequence[PairHistory]) -> report.Figure:
+    before = average([[path.loss for path in history.before] for history in histories])
+    after = average([[path.loss for path in history.after] for history in histories])
     ends = [value for grid in (before, after) for row in grid for value in row]
-    colour = ob.reporting.Axis("test loss (nats)", scale="log", low=min(ends), high=max(ends))
-    return ob.reporting.Figure(
+    colour = report.Axis("test loss (nats)", scale="log", low=min(ends), high=max(ends))
+    return report.Figure(
         "dynamics-loss",
         "When in training does the mountain between two networks appear?",
-        f"Test loss along the line between two networks, averaged over {len(found)} pairs; each row is an epoch. "
+        f"Test loss along the line between two networks, averaged over {len(histories)} pairs; each row is an epoch. "
         f"Rebased, the middle stays at {after[-1][POINTS // 2]:.3f} nats after the last epoch instead of "
         f"{before[-1][POINTS // 2]:.3f}.",
         tuple(
-            _heat(title, found[0].epochs, grid, colour) for title, grid in (("as trained", before), ("rebased", after))
+            _heat(title, histories[0].epochs, grid, colour)
+            for title, grid in (("as trained", before), ("rebased", after))
         ),
     )
 
 
-def _swaps_map(found: Sequence[Followed], units: int) -> ob.reporting.Figure:
-    before = average([[path.swaps for path in own.before] for own in found])
-    after = average([[path.swaps for path in own.after] for own in found])
-    colour = ob.reporting.Axis("transpositions to the first network", low=0, high=units - 1)
-    return ob.reporting.Figure(
+def _swaps_map(histories: Sequence[PairHistory], units: int) -> report.Figure:
+    before = average([[path.swaps for path in history.before] for history in histories])
+    after = average([[path.swaps for path in history.after] for history in histories])
+    colour = report.Axis("transpositions to the first network", low=0, high=units - 1)
+    return report.Figure(
         "dynamics-transpositions",
         "How many units change places on the way from one network to the other?",
         f"Transpositions of the permutation that matches the network on the line to the first one, averaged over "
-        f"{len(found)} pairs; at most {units - 1} are possible. At the far end there are {before[-1][-1]:.1f} as "
+        f"{len(histories)} pairs; at most {units - 1} are possible. At the far end there are {before[-1][-1]:.1f} as "
         f"trained and {after[-1][-1]:.1f} rebased (published: about {published.SWAPS_BEFORE} of 511, and a scale that "
         f"ends at {published.SWAPS_AFTER}).",
         tuple(
-            _heat(title, found[0].epochs, grid, colour) for title, grid in (("as trained", before), ("rebased", after))
+            _heat(title, histories[0].epochs, grid, colour)
+            for title, grid in (("as trained", before), ("rebased", after))
         ),
     )
 
 
-def _heat(
-    title: str, epochs: Sequence[int], grid: tuple[tuple[float, ...], ...], colour: ob.reporting.Axis
-) -> ob.reporting.Panel:
+def _heat(title: str, epochs: Sequence[int], grid: tuple[tuple[float, ...], ...], colour: report.Axis) -> report.Panel:
     rounded = tuple(tuple(round(value, 4) for value in row) for row in grid)
     rows = tuple(map(float, epochs))
-    return ob.reporting.Panel(
-        "heat", title, _LAMBDA, ob.reporting.Axis("epoch"), grid=rounded, columns=_GRID, rows=rows, colour=colour
+    return report.Panel(
+        "heat", title, _LAMBDA, report.Axis("epoch"), grid=rounded, columns=_GRID, rows=rows, colour=colour
     )
 
 
-def _claim(found: Sequence[Followed]) -> ob.reporting.Claim:
-    before, after = _ends(found, lambda path: path.midpoint)
+def _claim(histories: Sequence[PairHistory]) -> report.Claim:
+    before, after = _ends(histories, lambda path: path.midpoint)
     verdict = falls(before, after, _HALF)
-    return ob.reporting.Claim(
+    return report.Claim(
         "Rebasin lowers the loss barrier between independently trained networks.",
         verdict,
-        f"{told(before)} nats before, {told(after)} after, over {len(found)} pairs (criterion: by more than three "
+        f"{mean_text(before)} nats before, {mean_text(after)} after, over {len(histories)} pairs (criterion: by more "
+        "than three "
         f"standard errors, and at most {_HALF:.0%} are left)",
         f"about {published.BARRIER_BEFORE} before, about {published.BARRIER_AFTER} after",
         f"{fmean(after) / fmean(before):.0%} of the barrier are left." if fmean(before) else "",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from onebasin_papers.study import Part, Study
 from onebasin_papers.symmetry import checkpoints, collapse, marginals, mass, order, table, two_neurons
-from onebasin_papers.symmetry.presets import TERMS, SymmetryPlan, plan, summarise
+from onebasin_papers.symmetry.settings import TERMS, SymmetrySettings, preset_settings, summarise
 
-__all__ = ["STUDY", "SymmetryPlan", "plan"]
+__all__ = ["STUDY", "SymmetrySettings", "preset_settings"]
 
 STUDY = Study(
     "symmetry",

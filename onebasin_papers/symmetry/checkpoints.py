@@ -8,10 +8,13 @@ from dataclasses import dataclass
 import torch
 
 import onebasin as ob
-from onebasin_papers.numbers import mean_error, measured
-from onebasin_papers.study import Bench
+from onebasin_papers.numbers import mean_error, mean_number
+from onebasin_papers.study import Workspace
 from onebasin_papers.symmetry.networks import problem, reference
-from onebasin_papers.symmetry.presets import SymmetryPlan
+from onebasin_papers.symmetry.settings import SymmetrySettings
+from onebasin_papers.verdicts import graded
+
+report = ob.reporting
 
 TITLE = "Can the networks be published, and does half precision hurt?"
 HARMLESS, TOLERABLE = 0.1, 1.0  # per cent of predicted classes that change
@@ -35,19 +38,19 @@ class Cost:
     after: tuple[float, ...]
 
 
-def part(bench: Bench[SymmetryPlan]) -> ob.reporting.Section:
+def part(workspace: Workspace[SymmetrySettings]) -> report.Section:
     """Write the reference networks as archives, read them again, and compare what they predict."""
-    plan, own, networks = bench.plan, problem(bench), reference(bench)
-    name = f"{own.name}-{plan.architecture}"
-    folder = bench.folder / "checkpoints"
-    bench.show(0, 3, "writing archives")
+    settings, task, networks = workspace.settings, problem(workspace), reference(workspace)
+    name = f"{task.name}-{settings.architecture}"
+    folder = workspace.folder / "checkpoints"
+    workspace.progress(0, 3, "writing archives")
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier run, which may have had more networks
-    paths = ob.write_archives(networks, folder, name, per_archive=plan.archive_networks)
-    bench.show(1, 3, "reading archives")
+    paths = ob.write_archives(networks, folder, name, per_archive=settings.archive_networks)
+    workspace.progress(1, 3, "reading archives")
     stored = ob.Population.open(folder / "models" / name, spec=networks[:1].to(dtype=torch.float16).spec)
     exact = same_bits(stored, networks.to(dtype=torch.float16))
-    bench.show(2, 3, "comparing predictions")
-    cost = _cost(bench, networks, stored.to(dtype=torch.float32))
+    workspace.progress(2, 3, "comparing predictions")
+    cost = _cost(workspace, networks, stored.to(dtype=torch.float32))
     changed, error = mean_error(cost.classes)
     lost = mean_error([100 * (after - before) for before, after in zip(cost.before, cost.after, strict=True)])[0]
     packed = sum(path.stat().st_size for path in paths)
@@ -63,7 +66,7 @@ def part(bench: Bench[SymmetryPlan]) -> ob.reporting.Section:
         f"They are in {folder.name}/ beside this report. Any archive of the published data set opens the same way, "
         "with Population.open(path).",
     )
-    claim = ob.reporting.Claim(
+    claim = report.Claim(
         "Networks can be kept in half precision.",
         half_verdict(changed, exact),
         f"{changed:.3f} ± {error or 0:.3f} % of predicted classes change; largest change of an output "
@@ -73,9 +76,7 @@ def part(bench: Bench[SymmetryPlan]) -> ob.reporting.Section:
         if half_verdict(changed, exact).endswith("caveat")
         else "",
     )
-    return ob.reporting.Section(
-        "checkpoints", TITLE, text, (_sizes(networks, packed, len(paths)), _table(cost)), (claim,)
-    )
+    return report.Section("checkpoints", TITLE, text, (_sizes(networks, packed, len(paths)), _table(cost)), (claim,))
 
 
 def half_verdict(changed: float, exact: bool) -> str:
@@ -84,9 +85,7 @@ def half_verdict(changed: float, exact: bool) -> str:
     >>> half_verdict(0.02, True), half_verdict(0.5, True), half_verdict(3.0, True), half_verdict(0.0, False)
     ('reproduced', 'reproduced with a caveat', 'not reproduced', 'not reproduced')
     """
-    if not exact or changed > TOLERABLE:
-        return "not reproduced"
-    return "reproduced" if changed <= HARMLESS else "reproduced with a caveat"
+    return graded(exact and changed <= HARMLESS, exact and changed <= TOLERABLE)
 
 
 def same_bits(first: ob.Population, second: ob.Population) -> bool:
@@ -96,9 +95,9 @@ def same_bits(first: ob.Population, second: ob.Population) -> bool:
     )
 
 
-def _cost(bench: Bench[SymmetryPlan], networks: ob.Population, stored: ob.Population) -> Cost:
-    own = problem(bench)
-    classes = own.test[1]
+def _cost(workspace: Workspace[SymmetrySettings], networks: ob.Population, stored: ob.Population) -> Cost:
+    task = problem(workspace)
+    classes = task.test[1]
     logits: list[float] = []
     guesses: list[float] = []
     before: list[float] = []
@@ -107,65 +106,65 @@ def _cost(bench: Bench[SymmetryPlan], networks: ob.Population, stored: ob.Popula
     for start in range(0, len(networks), step):
         rows = slice(start, start + step)
         one, two = (
-            ob.predict(own.model, population[rows], own.test[0], output="logits") for population in (networks, stored)
+            ob.predict(task.model, population[rows], task.test[0], output="logits") for population in (networks, stored)
         )
         logits += ((one - two).abs().amax((1, 2)) / one.std((1, 2))).tolist()
         guesses += (100 * (one.argmax(-1) != two.argmax(-1)).double().mean(1)).tolist()
-        for table, found in ((one, before), (two, after)):
-            found += [float(ob.metrics.accuracy(row.softmax(-1), classes)) for row in table]
+        for table, accuracies in ((one, before), (two, after)):
+            accuracies += [float(ob.metrics.accuracy(row.softmax(-1), classes)) for row in table]
     return Cost(tuple(logits), tuple(guesses), tuple(before), tuple(after))
 
 
-def _sizes(networks: ob.Population, packed: int, archives: int) -> ob.reporting.Table:
+def _sizes(networks: ob.Population, packed: int, archives: int) -> report.Table:
     weights = sum(tensor.size for tensor in networks.spec.values())
     each = packed / len(networks)
-    return ob.reporting.Table(
+    return report.Table(
         "checkpoints-sizes",
         "How large is the data set?",
         (
-            ob.reporting.Column("networks", digits=0),
-            ob.reporting.Column("weights", "of one network", digits=0),
-            ob.reporting.Column("archives", digits=0),
-            ob.reporting.Column("packed", "all archives together", digits=2, unit="MB"),
-            ob.reporting.Column("each", "bytes of a network in its archive", digits=0),
-            ob.reporting.Column(
+            report.Column("networks", digits=0),
+            report.Column("weights", "of one network", digits=0),
+            report.Column("archives", digits=0),
+            report.Column("packed", "all archives together", digits=2, unit="MB"),
+            report.Column("each", "bytes of a network in its archive", digits=0),
+            report.Column(
                 "per weight", "bytes of a weight in its archive; 2 without any packing or overhead", digits=2
             ),
         ),
         (
             (
-                ob.reporting.Number(len(networks), published=8192.0),
-                ob.reporting.Number(weights, published=392.0),
-                ob.reporting.Number(archives, published=1.0),
-                ob.reporting.Number(packed / 1e6, published=6.73),
-                ob.reporting.Number(each, published=round(_OPTUNET)),
-                ob.reporting.Number(each / weights, published=round(_OPTUNET / 392, 2)),
+                report.Number(len(networks), published=8192.0),
+                report.Number(weights, published=392.0),
+                report.Number(archives, published=1.0),
+                report.Number(packed / 1e6, published=6.73),
+                report.Number(each, published=round(_OPTUNET)),
+                report.Number(each / weights, published=round(_OPTUNET / 392, 2)),
             ),
         ),
         note="Published: mnist-optunet.",
     )
 
 
-def _table(cost: Cost) -> ob.reporting.Table:
+def _table(cost: Cost) -> report.Table:
     change = [after - before for before, after in zip(cost.before, cost.after, strict=True)]
-    return ob.reporting.Table(
+    return report.Table(
         "checkpoints-precision",
         "What does half precision cost?",
         (
-            ob.reporting.Column("precision"),
-            ob.reporting.Column("accuracy", "on test data", "higher", 3, "%"),
-            ob.reporting.Column("change", "of the accuracy of each network", "", 4, "%"),
-            ob.reporting.Column("classes changed", "predicted classes that differ", "lower", 4, "%"),
-            ob.reporting.Column("largest change", "of an output, over the deviation of all outputs", "lower", 5),
+            report.Column("precision"),
+            report.Column("accuracy", "on test data", "higher", 3, "%"),
+            report.Column("change", "of the accuracy of each network", "", 4, "%"),
+            report.Column("classes changed", "predicted classes that differ", "lower", 4, "%"),
+            report.Column("largest change", "of an output, over the deviation of all outputs", "lower", 5),
         ),
         (
-            ("as trained", measured(cost.before, scale=100), None, None, None),
+            ("as trained", mean_number(cost.before, scale=100), None, None, None),
             (
                 "half",
-                measured(cost.after, scale=100),
-                measured(change, scale=100),
-                measured(cost.classes),
-                ob.reporting.Number(max(cost.logits)),
+                mean_number(cost.after, scale=100),
+                mean_number(change, scale=100),
+                mean_number(cost.classes),
+                report.Number(max(cost.logits)),
             ),
         ),
         errors=f"± one standard error over {len(change)} networks",

@@ -8,46 +8,51 @@ import torch
 from torch import Tensor
 
 import onebasin as ob
-from onebasin_papers.symmetry.networks import Desk, problem, reference
-from onebasin_papers.symmetry.presets import PAIR_INFORMATION
-from onebasin_papers.symmetry.verdicts import CAVEAT, none_collapsed, varies_more, weakly_correlated
+from onebasin_papers.symmetry.networks import SymmetryWorkspace, problem, reference
+from onebasin_papers.symmetry.settings import PAIR_INFORMATION
+from onebasin_papers.verdicts import CAVEAT, none_collapsed, varies_more, weakly_correlated
+
+report = ob.reporting
 
 TITLE = "Do independently trained networks become the same function?"
 INSIDE, OUTSIDE = "mutual information on test inputs (nats)", "mutual information on foreign inputs (nats)"
 BINS = 30
 
 
-def part(bench: Desk) -> ob.reporting.Section:
+def part(workspace: SymmetryWorkspace) -> report.Section:
     """Compare all pairs of the reference networks."""
-    own, population = problem(bench), reference(bench)
+    task, population = problem(workspace), reference(workspace)
 
     def progress(done: int, of: int, doing: str) -> None:
-        bench.show(done, of, f"reference {doing}")
+        workspace.progress(done, of, f"reference {doing}")
 
-    found = ob.diversity(
-        own.model, population, own.test[0], ood=own.outside, members=len(population), progress=progress
+    result = ob.diversity(
+        task.model, population, task.test[0], ood=task.outside, members=len(population), progress=progress
     )
-    assert found.ood is not None and found.ood_matrix is not None  # foreign inputs were given
-    inside, outside = found.matrix, found.ood_matrix
-    together = ob.correlation_of_pairs(inside, outside, bench.stream("collapse", "pairs"))
-    means = [ob.mean_of_pairs(one, bench.stream("collapse", name)) for name, one in (("in", inside), ("out", outside))]
-    sides = {"test inputs": (found.in_distribution, means[0]), f"{own.outside_name}": (found.ood, means[1])}
+    assert result.ood is not None and result.ood_matrix is not None  # foreign inputs were given
+    inside, outside = result.matrix, result.ood_matrix
+    together = ob.correlation_of_pairs(inside, outside, workspace.generator("collapse", "pairs"))
+    means = [
+        ob.mean_of_pairs(one, workspace.generator("collapse", name)) for name, one in (("in", inside), ("out", outside))
+    ]
+    sides = {"test inputs": (result.in_distribution, means[0]), f"{task.outside_name}": (result.ood, means[1])}
     text = (
-        f"No: of {found.in_distribution.pairs.count:,} pairs of {len(found.networks)} networks "
-        f"{found.collapse.pairs} collapsed"
-        if found.collapse.pairs == 0
-        else f"Some do: {found.collapse.pairs:,} of {found.in_distribution.pairs.count:,} pairs collapsed"
+        f"No: of {result.in_distribution.pairs.count:,} pairs of {len(result.networks)} networks "
+        f"{result.collapse.pairs} collapsed"
+        if result.collapse.pairs == 0
+        else f"Some do: {result.collapse.pairs:,} of {result.in_distribution.pairs.count:,} pairs collapsed"
     )
     text += (
-        f". The closest pair still has {found.closest[0].share:.0%} of the median mutual information; a pair counts as "
-        f"collapsed from {found.collapse.limit / found.in_distribution.pairs.quantiles[0.5]:.0%} downwards."
+        f". The closest pair still has {result.closest[0].share:.0%} of the median mutual information; a pair counts "
+        "as "
+        f"collapsed from {result.collapse.limit / result.in_distribution.pairs.quantiles[0.5]:.0%} downwards."
     )
     more = (
-        f"Pairs that differ on test inputs differ on {own.outside_name} with a correlation of {together.value:.2f} "
+        f"Pairs that differ on test inputs differ on {task.outside_name} with a correlation of {together.value:.2f} "
         f"(95 % {together.low:.2f} to {together.high:.2f}; networks drawn again, because pairs share them)."
     )
-    items = (_table(sides), _histograms(found), _joint(inside, outside))
-    return ob.reporting.Section("collapse", TITLE, (text, more), items, tuple(_claims(found, together, means)))
+    items = (_table(sides), _histograms(result), _joint(inside, outside))
+    return report.Section("collapse", TITLE, (text, more), items, tuple(_claims(result, together, means)))
 
 
 def most_frequent(side: ob.Side) -> float:
@@ -57,26 +62,26 @@ def most_frequent(side: ob.Side) -> float:
     return (edges[place] + edges[min(place + 1, len(edges) - 1)]) / 2
 
 
-def _table(sides: dict[str, tuple[ob.Side, ob.Resampled]]) -> ob.reporting.Table:
+def _table(sides: dict[str, tuple[ob.Side, ob.Resampled]]) -> report.Table:
     heads = ("mean", "most frequent", "standard deviation", "smallest", "5 %", "95 %", "largest")
-    rows: list[tuple[ob.reporting.Cell, ...]] = []
+    rows: list[tuple[report.Cell, ...]] = []
     for (name, (side, mean)), printed in zip(sides.items(), PAIR_INFORMATION.values(), strict=True):
         spread = side.pairs
         rows.append(
             (
                 name,
-                ob.reporting.Number(mean.value, mean.error),
-                ob.reporting.Number(most_frequent(side), published=printed),
-                ob.reporting.Number(spread.sd),
-                *(ob.reporting.Number(spread.quantiles[level]) for level in (0.0, 0.05, 0.95, 1.0)),
+                report.Number(mean.value, mean.error),
+                report.Number(most_frequent(side), published=printed),
+                report.Number(spread.sd),
+                *(report.Number(spread.quantiles[level]) for level in (0.0, 0.05, 0.95, 1.0)),
             )
         )
-    return ob.reporting.Table(
+    return report.Table(
         "pairs",
         "How different are two trainings as functions?",
         (
-            ob.reporting.Column("inputs"),
-            *(ob.reporting.Column(head, "mutual information of a pair of networks", digits=4) for head in heads),
+            report.Column("inputs"),
+            *(report.Column(head, "mutual information of a pair of networks", digits=4) for head in heads),
         ),
         tuple(rows),
         "± one standard error, networks drawn again",
@@ -85,20 +90,16 @@ def _table(sides: dict[str, tuple[ob.Side, ob.Resampled]]) -> ob.reporting.Table
     )
 
 
-def _histograms(found: ob.Diversity) -> ob.reporting.Figure:
-    assert found.ood is not None
+def _histograms(result: ob.Diversity) -> report.Figure:
+    assert result.ood is not None
     panels = []
-    sides = {"on test inputs": (found.in_distribution, INSIDE), "on foreign inputs": (found.ood, OUTSIDE)}
+    sides = {"on test inputs": (result.in_distribution, INSIDE), "on foreign inputs": (result.ood, OUTSIDE)}
     for (title, (side, label)), printed in zip(sides.items(), PAIR_INFORMATION.values(), strict=True):
-        bars = ob.reporting.Series("pairs", side.pairs.edges, tuple(map(float, side.pairs.counts)), shade=0)
-        rule = ob.reporting.Rule("published, other data", printed, "vertical")
-        panels.append(
-            ob.reporting.Panel(
-                "histogram", title, ob.reporting.Axis(label), ob.reporting.Axis("pairs"), (bars,), (rule,)
-            )
-        )
-    spreads = [side.pairs.sd / side.pairs.mean for side in (found.in_distribution, found.ood)]
-    return ob.reporting.Figure(
+        bars = report.Series("pairs", side.pairs.edges, tuple(map(float, side.pairs.counts)), shade=0)
+        rule = report.Rule("published, other data", printed, "vertical")
+        panels.append(report.Panel("histogram", title, report.Axis(label), report.Axis("pairs"), (bars,), (rule,)))
+    spreads = [side.pairs.sd / side.pairs.mean for side in (result.in_distribution, result.ood)]
+    return report.Figure(
         "pair-information",
         "How much do two independent trainings differ?",
         f"Mutual information of all pairs. Its standard deviation is {spreads[0]:.0%} of the mean on test inputs and "
@@ -107,7 +108,7 @@ def _histograms(found: ob.Diversity) -> ob.reporting.Figure:
     )
 
 
-def _joint(inside: Tensor, outside: Tensor) -> ob.reporting.Figure:
+def _joint(inside: Tensor, outside: Tensor) -> report.Figure:
     first, second = torch.triu_indices(len(inside), len(inside), 1)
     x, y = inside[first, second], outside[first, second]
     columns, rows = (_edges(values) for values in (x, y))
@@ -115,17 +116,17 @@ def _joint(inside: Tensor, outside: Tensor) -> ob.reporting.Figure:
     counts = torch.bincount(places, minlength=BINS * BINS).reshape(BINS, BINS)
     grid = tuple(tuple(float(count) if count else None for count in row) for row in counts.tolist())
     middles = [tuple(((edges[1:] + edges[:-1]) / 2).tolist()) for edges in (columns, rows)]
-    panel = ob.reporting.Panel(
+    panel = report.Panel(
         "heat",
         "",
-        ob.reporting.Axis(INSIDE),
-        ob.reporting.Axis(OUTSIDE),
+        report.Axis(INSIDE),
+        report.Axis(OUTSIDE),
         grid=grid,
         columns=middles[0],
         rows=middles[1],
-        colour=ob.reporting.Axis("pairs"),
+        colour=report.Axis("pairs"),
     )
-    return ob.reporting.Figure(
+    return report.Figure(
         "pair-information-joint",
         "Do pairs that differ on test inputs also differ on foreign ones?",
         f"All {len(x):,} pairs.",
@@ -142,28 +143,28 @@ def _bin(values: Tensor, edges: Tensor) -> Tensor:
     return (torch.searchsorted(edges, values.double().contiguous(), right=True) - 1).clamp(0, BINS - 1)
 
 
-def _claims(found: ob.Diversity, together: ob.Resampled, means: Sequence[ob.Resampled]) -> list[ob.reporting.Claim]:
-    assert found.ood is not None
-    pairs, collapse = found.in_distribution.pairs, found.collapse
+def _claims(result: ob.Diversity, together: ob.Resampled, means: Sequence[ob.Resampled]) -> list[report.Claim]:
+    assert result.ood is not None
+    pairs, collapse = result.in_distribution.pairs, result.collapse
     verdict, weak = none_collapsed(collapse.pairs, pairs.count), weakly_correlated(together.low, together.high)
-    spreads = [side.pairs.sd / side.pairs.mean for side in (found.in_distribution, found.ood)]
+    spreads = [side.pairs.sd / side.pairs.mean for side in (result.in_distribution, result.ood)]
     return [
-        ob.reporting.Claim(
+        report.Claim(
             "No two independent trainings collapse to the same function.",
             verdict,
             f"{collapse.pairs:,} of {pairs.count:,} pairs at or below a tenth of the median; the closest pair has "
-            f"{found.closest[0].share:.0%} of it (mean {means[0].value:.4f} ± {means[0].error:.4f} nats)",
+            f"{result.closest[0].share:.0%} of it (mean {means[0].value:.4f} ± {means[0].error:.4f} nats)",
             "none of 499,500 pairs; most frequent 0.1075 nats, range 0.103 to 0.112",
             f"{collapse.pairs:,} pairs did" if verdict == CAVEAT else "",
         ),
-        ob.reporting.Claim(
+        report.Claim(
             "Diversity on familiar and on foreign inputs is at most weakly correlated over pairs.",
             weak,
             f"correlation {together.value:.2f}, 95 % {together.low:.2f} to {together.high:.2f}",
             "a joint density that is nearly round; no number",
             "the interval crosses ±0.5, the border taken for weak" if weak == CAVEAT else "",
         ),
-        ob.reporting.Claim(
+        report.Claim(
             "Diversity varies more from pair to pair on foreign inputs than on familiar ones.",
             varies_more(spreads[0], spreads[1]),
             f"standard deviation / mean: {spreads[0]:.1%} on test inputs, {spreads[1]:.1%} on foreign ones",

@@ -10,9 +10,12 @@ from functools import cached_property
 import torch
 
 import onebasin as ob
-from onebasin_papers.study import Bench
+from onebasin_papers.study import Workspace
 from onebasin_papers.symmetry.networks import METHODS, hmc, one_mode, reference, runs_of, symmetry
-from onebasin_papers.symmetry.presets import SymmetryPlan
+from onebasin_papers.symmetry.settings import SymmetrySettings
+from onebasin_papers.verdicts import graded
+
+report = ob.reporting
 
 TITLE = "Does every hidden unit play the same role?"
 # Which of 16 units holds the largest weight in 753 networks; bar heights read off the paper's poster.
@@ -31,12 +34,12 @@ class Trial:
     Attributes:
         name: in tables.
         tests: for each population of this kind, which unit holds the largest weight.
-        kept: for each, whether units of the first layer keep their roles.
+        persistence: for each, whether units of the first layer keep their roles.
     """
 
     name: str
     tests: tuple[ob.Exchangeability, ...]
-    kept: tuple[ob.Persistence, ...]
+    persistence: tuple[ob.Persistence, ...]
 
     @property
     def rejected(self) -> int:
@@ -51,12 +54,12 @@ class Trial:
     @property
     def persistent(self) -> int:
         """Populations in which units keep their roles from the first draws to the last."""
-        return sum(found.p < _LEVEL for found in self.kept)
+        return sum(test.p < _LEVEL for test in self.persistence)
 
     @property
     def correlation(self) -> float:
         """Of early and late means of weights; the median over populations."""
-        return statistics.median(found.correlation for found in self.kept)
+        return statistics.median(test.correlation for test in self.persistence)
 
     @cached_property
     def crude(self) -> float:
@@ -64,33 +67,33 @@ class Trial:
         rows = [test.rows[0] for test in self.tests]
         return statistics.median(row.statistic * row.members / row.effective for row in rows)
 
-    def cells(self) -> tuple[str | ob.reporting.Number, ...]:
+    def cells(self) -> tuple[str | report.Number, ...]:
         """A row of the table."""
         rows = [test.rows[0] for test in self.tests]
         published = {name: ob.uniformity(torch.tensor(count)).statistic for name, count in PUBLISHED.items()}
         return (
             self.name,
-            ob.reporting.Number(len(rows)),
-            ob.reporting.Number(statistics.median(row.members for row in rows)),
-            ob.reporting.Number(statistics.median(row.effective for row in rows)),
-            ob.reporting.Number(self.crude, published=published.get(self.name)),
-            ob.reporting.Number(statistics.median(row.statistic for row in rows)),
-            ob.reporting.Number(rows[0].freedom, published=15.0 if self.name in published else None),
+            report.Number(len(rows)),
+            report.Number(statistics.median(row.members for row in rows)),
+            report.Number(statistics.median(row.effective for row in rows)),
+            report.Number(self.crude, published=published.get(self.name)),
+            report.Number(statistics.median(row.statistic for row in rows)),
+            report.Number(rows[0].freedom, published=15.0 if self.name in published else None),
             f"{self.rejected} of {len(rows)}",
-            ob.reporting.Number(self.correlation),
+            report.Number(self.correlation),
             f"{self.persistent} of {len(rows)}",
         )
 
 
-def part(bench: Bench[SymmetryPlan]) -> ob.reporting.Section:
+def part(workspace: Workspace[SymmetrySettings]) -> report.Section:
     """Ask independent trainings and single chains whether their units are alike."""
-    trained, chains = reference(bench), hmc(bench)
+    trained, chains = reference(workspace), hmc(workspace)
     alone = replace(trained, chain=torch.full((len(trained),), -1))
     trials = [
-        _trial(bench, "independent trainings", [alone]),
-        _trial(bench, "HMC, all chains", [chains]),
-        _trial(bench, "HMC, each chain", _runs(chains)),
-        *(_trial(bench, f"{METHODS[method]}, each run", _runs(runs_of(bench, method))) for method in _SINGLE),
+        _trial(workspace, "independent trainings", [alone]),
+        _trial(workspace, "HMC, all chains", [chains]),
+        _trial(workspace, "HMC, each chain", _runs(chains)),
+        *(_trial(workspace, f"{METHODS[method]}, each run", _runs(runs_of(workspace, method))) for method in _SINGLE),
     ]
     independent, pooled, single = trials[0], trials[1], trials[2]
     layer = independent.tests[0].rows[0]
@@ -98,7 +101,8 @@ def part(bench: Bench[SymmetryPlan]) -> ob.reporting.Section:
         f"Across independent trainings {'no' if independent.failed else 'yes'}: the unit of the first hidden layer "
         f"with the largest weight is spread over {len(trained):,} trainings with chi-square {layer.statistic:.1f} on "
         f"{layer.freedom} degrees of freedom (p = {layer.p:.2g}). Within one chain of HMC "
-        f"{_alike(single.persistent, len(single.kept))}: in {single.persistent} of {len(single.kept)} chains units "
+        f"{_alike(single.persistent, len(single.persistence))}: in {single.persistent} of {len(single.persistence)} "
+        "chains units "
         f"keep their roles from the first draws to the last (correlation {single.correlation:.2f}; "
         f"{independent.correlation:.2f} between trainings).",
         "Prior, initialisation and optimiser do not tell the units of a layer apart, so the true posterior cannot "
@@ -114,7 +118,7 @@ def part(bench: Bench[SymmetryPlan]) -> ob.reporting.Section:
         "weights of every unit, over the first and the last two fifths of the draws. Their p-value comes from "
         "relabelling the late units at random; memory that is shorter than the fifth between them cannot spoil it.",
     )
-    return ob.reporting.Section("marginals", TITLE, text, (_figure(trials), _table(trials)), _claims(trials))
+    return report.Section("marginals", TITLE, text, (_figure(trials), _table(trials)), _claims(trials))
 
 
 def _alike(failing: int, chains: int) -> str:
@@ -135,11 +139,13 @@ def _runs(population: ob.Population) -> list[ob.Population]:
     )
 
 
-def _trial(bench: Bench[SymmetryPlan], name: str, populations: Sequence[ob.Population]) -> Trial:
+def _trial(workspace: Workspace[SymmetrySettings], name: str, populations: Sequence[ob.Population]) -> Trial:
     first = next(name for name, tensor in populations[0].spec.items() if len(tensor.shape) > 1)
-    tests = tuple(ob.exchangeability(population, symmetry(bench), seed=bench.seed) for population in populations)
+    tests = tuple(
+        ob.exchangeability(population, symmetry(workspace), seed=workspace.seed) for population in populations
+    )
     return Trial(
-        name, tests, tuple(ob.persistence(population.tensor(first), seed=bench.seed) for population in populations)
+        name, tests, tuple(ob.persistence(population.tensor(first), seed=workspace.seed) for population in populations)
     )
 
 
@@ -153,15 +159,14 @@ def equal_verdict(independent_failed: bool, rejected: int, persistent: int, sing
     >>> equal_verdict(False, 3, 7, 8), equal_verdict(True, 8, 8, 8)
     ('not reproduced', 'not reproduced')
     """
-    if independent_failed or max(rejected, persistent) < singles:
-        return "not reproduced"
-    return "reproduced" if rejected == singles else "reproduced with a caveat"
+    fails = not independent_failed and max(rejected, persistent) >= singles
+    return graded(fails and rejected == singles, fails)
 
 
-def _claims(trials: Sequence[Trial]) -> tuple[ob.reporting.Claim, ...]:
-    independent, _, single, *others = trials
-    made = []
-    for what, group in (("chains of HMC", (single,)), ("runs of SGHMC and SWAG", tuple(others))):
+def _claims(trials: Sequence[Trial]) -> tuple[report.Claim, ...]:
+    independent, _, single, *approximations = trials
+    claims = []
+    for what, group in (("chains of HMC", (single,)), ("runs of SGHMC and SWAG", tuple(approximations))):
         tested = sum(len(trial.tests) for trial in group)
         rejected, persistent = (sum(getattr(trial, how) for trial in group) for how in ("rejected", "persistent"))
         verdict = equal_verdict(independent.failed, rejected, persistent, tested)
@@ -169,8 +174,8 @@ def _claims(trials: Sequence[Trial]) -> tuple[ob.reporting.Claim, ...]:
             f"the paper's count, corrected for the memory of draws, rejects {rejected} of {tested}; that units keep "
             f"their roles is found in {persistent} of {tested}"
         )
-        made.append(
-            ob.reporting.Claim(
+        claims.append(
+            report.Claim(
                 f"All units of a layer have equal marginals over independent trainings, and not within single {what}.",
                 verdict,
                 f"independent trainings {'fail' if independent.failed else 'pass'} both tests; of {tested} {what} "
@@ -179,12 +184,12 @@ def _claims(trials: Sequence[Trial]) -> tuple[ob.reporting.Claim, ...]:
                 caveat if verdict == "reproduced with a caveat" else "",
             )
         )
-    return tuple(made)
+    return tuple(claims)
 
 
-def _bars(name: str, counts: Sequence[int], shade: int) -> ob.reporting.Series:
+def _bars(name: str, counts: Sequence[int], shade: int) -> report.Series:
     total = sum(counts)
-    return ob.reporting.Series(
+    return report.Series(
         name,
         tuple(float(place) for place in range(len(counts))),
         tuple(round(100 * count / total, 3) for count in counts),
@@ -192,61 +197,55 @@ def _bars(name: str, counts: Sequence[int], shade: int) -> ob.reporting.Series:
     )
 
 
-def _figure(trials: Sequence[Trial]) -> ob.reporting.Figure:
+def _figure(trials: Sequence[Trial]) -> report.Figure:
     space = trials[0].tests[0].rows[0].space
     names = ("independent trainings", "HMC, all chains", "HMC, one chain")
     ours = {name: trial.tests[0].counts[space].sum(0).tolist() for name, trial in zip(names, trials[:3], strict=True)}
     panels = []
-    for title, found in (
-        ("here: first hidden layer", ours),
-        ("published: ResNet-20", PUBLISHED),
-    ):
-        units = len(next(iter(found.values())))
-        x = ob.reporting.Axis("number of the unit", names=tuple(str(unit) for unit in range(units)))
-        bars = tuple(_bars(name, counts, shade) for shade, (name, counts) in enumerate(found.items()))
-        rule = ob.reporting.Rule("equal", round(100 / units, 3))
+    for title, counts_of in (("here: first hidden layer", ours), ("published: ResNet-20", PUBLISHED)):
+        units = len(next(iter(counts_of.values())))
+        x = report.Axis("number of the unit", names=tuple(str(unit) for unit in range(units)))
+        bars = tuple(_bars(name, counts, shade) for shade, (name, counts) in enumerate(counts_of.items()))
+        rule = report.Rule("equal", round(100 / units, 3))
         panels.append(
-            ob.reporting.Panel(
-                "bars", title, x, ob.reporting.Axis("holds the largest weight, % of networks", low=0), bars, (rule,)
-            )
+            report.Panel("bars", title, x, report.Axis("holds the largest weight, % of networks", low=0), bars, (rule,))
         )
     most = {name: 100 * max(counts) / sum(counts) for name, counts in ours.items()}
-    told = ", ".join(f"{share:.0f} % ({name})" for name, share in most.items())
-    return ob.reporting.Figure(
+    shares = ", ".join(f"{share:.0f} % ({name})" for name, share in most.items())
+    return report.Figure(
         "marginals-counts",
         "Which unit holds the largest weight?",
-        f"Equal roles give every unit {100 / len(next(iter(ours.values()))):.1f} %. The most frequent unit has {told}. "
+        f"Equal roles give every unit {100 / len(next(iter(ours.values()))):.1f} %. The most frequent unit has "
+        f"{shares}. "
         "Weights are compared in units of the mean magnitude of their layer.",
         tuple(panels),
     )
 
 
-def _table(trials: Sequence[Trial]) -> ob.reporting.Table:
-    return ob.reporting.Table(
+def _table(trials: Sequence[Trial]) -> report.Table:
+    return report.Table(
         "marginals-tests",
         "Are the units of a layer alike?",
         (
-            ob.reporting.Column("population"),
-            ob.reporting.Column(
-                "populations", "how many populations of this kind were tested, each by itself", digits=0
-            ),
-            ob.reporting.Column("networks", "in each", digits=0),
-            ob.reporting.Column(
+            report.Column("population"),
+            report.Column("populations", "how many populations of this kind were tested, each by itself", digits=0),
+            report.Column("networks", "in each", digits=0),
+            report.Column(
                 "effective", "independent networks that would tell as much, for the first hidden layer", digits=0
             ),
-            ob.reporting.Column(
+            report.Column(
                 "chi-square", "of the counts of the first hidden layer, as if all draws were independent", digits=1
             ),
-            ob.reporting.Column("corrected", "chi-square divided by the autocorrelation time of the draws", digits=1),
-            ob.reporting.Column("freedom", "what chi-square would be on average if units were alike", digits=0),
-            ob.reporting.Column(
+            report.Column("corrected", "chi-square divided by the autocorrelation time of the draws", digits=1),
+            report.Column("freedom", "what chi-square would be on average if units were alike", digits=0),
+            report.Column(
                 "rejected",
                 "populations in which some layer is rejected at 5 %, corrected for the number of layers (Holm)",
             ),
-            ob.reporting.Column(
+            report.Column(
                 "roles", "correlation over units of early and late means of incoming weights, first layer", digits=2
             ),
-            ob.reporting.Column("roles kept", "populations in which it is larger than relabelling explains, at 1 %"),
+            report.Column("roles kept", "populations in which it is larger than relabelling explains, at 1 %"),
         ),
         tuple(trial.cells() for trial in trials),
         note="Where several populations were tested, numbers are medians over them. Published: ResNet-20 on "

@@ -11,16 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin_papers.numbers import line, mean_error, measured
+from onebasin_papers.numbers import edges, histogram, mean_error, mean_line, mean_number
 from onebasin_papers.problem import Problem
-from onebasin_papers.study import Bench
+from onebasin_papers.study import Workspace
 from onebasin_papers.symmetry import networks as populations
-from onebasin_papers.symmetry.binning import edges, histogram
 from onebasin_papers.symmetry.networks import training
-from onebasin_papers.symmetry.presets import SymmetryPlan
+from onebasin_papers.symmetry.settings import SymmetrySettings
+from onebasin_papers.verdicts import graded
 
-# ----------------------------------------------------------------------
-# Networks whose units can be rescaled. Filter response norm and SiLU leave no such freedom, so ResNet-20 is non
+report = ob.reporting
 
 
 def convnet() -> nn.Sequential:
@@ -32,34 +31,26 @@ def convnet() -> nn.Sequential:
     return nn.Sequential(nn.Unflatten(1, (1, 8, 8)), *ob.examples.optunet(first=3, pool=2, second=2))
 
 
-def scaled(bench: Bench[SymmetryPlan]) -> dict[str, Problem]:
+def scaled(workspace: Workspace[SymmetrySettings]) -> dict[str, Problem]:
     """Networks in words -> with their data: first of the kind that the paper looks at, then a perceptron."""
-    perceptron = populations.problem(bench, "mlp")
-    if bench.plan.preset == "full":
-        return {"OptuNet": populations.problem(bench, "optunet"), "perceptron": perceptron}
+    perceptron = populations.problem(workspace, "mlp")
+    if workspace.settings.preset == "full":
+        return {"OptuNet": populations.problem(workspace, "optunet"), "perceptron": perceptron}
     with ob.global_seed(0):
         small = convnet().eval()
     return {"small OptuNet": replace(perceptron, model=small), "perceptron": perceptron}
 
 
-def scales_of(bench: Bench[SymmetryPlan], kind: str, own: Problem) -> ob.Symmetry:
+def scales_of(workspace: Workspace[SymmetrySettings], kind: str, task: Problem) -> ob.Symmetry:
     """What leaves such a network's function unchanged."""
-    return bench.once(f"symmetry/scaled/{kind}", lambda: ob.discover(own.model, own.train[0][:2]))
-
-
-# ----------------------------------------------------------------------
-# Min-mass: are trained networks as light as their function allows, and does weight decay make them so?
+    return workspace.cached(f"symmetry/scaled/{kind}", lambda: ob.discover(task.model, task.train[0][:2]))
 
 
 TITLE = "Does weight decay find the lightest network of its kind?"
 MARGIN = 1.0  # per cent of excess mass up to which a network counts as the lightest; the least in the paper's figure
 _SIGMAS = 3.29  # p = 0.001, two-sided
 _PUBLISHED = "excess mass from 1 to 58 %, with peaks near 10 and 30 %"
-_ANSWERS = {
-    "reproduced": "No",
-    "reproduced with a caveat": "Only where it is strong",
-    "not reproduced": "Nearly",
-}
+_ANSWERS = {"reproduced": "No", "reproduced with a caveat": "Only where it is strong", "not reproduced": "Nearly"}
 _SEED = 11  # the same starts for all decays, so that they can be compared one by one
 
 
@@ -107,10 +98,10 @@ class Group:
         return f"decay {self.decay:g}"
 
 
-def part(bench: Bench[SymmetryPlan]) -> ob.reporting.Section:
+def part(workspace: Workspace[SymmetrySettings]) -> report.Section:
     """Train groups of networks with several weight decays, and move each to the lightest of its orbit."""
-    kinds = scaled(bench)
-    groups = [_group(bench, kind, decay) for kind in kinds for decay in bench.plan.mass_decays]
+    kinds = scaled(workspace)
+    groups = [_group(workspace, kind, decay) for kind in kinds for decay in workspace.settings.mass_decays]
     first, second = ([group for group in groups if group.kind == kind] for kind in kinds)
     free, strongest = first[0], first[-1]
     decayed = [group for group in first if group.decay > 0]
@@ -121,7 +112,8 @@ def part(bench: Bench[SymmetryPlan]) -> ob.reporting.Section:
         f"without decay it is {free.mean:.1f} %. A {second[0].kind} of ordinary width ends {second[-1].mean:.2g} to "
         f"{second[0].mean:.2g} % too heavy.",
         f"Each group holds {len(free.excess)} networks on {next(iter(kinds.values())).name}, trained by SGD for "
-        f"{bench.plan.mass_epochs} epochs from the same starts. Every hidden unit may be rescaled without changing the "
+        f"{workspace.settings.mass_epochs} epochs from the same starts. Every hidden unit may be rescaled without "
+        "changing the "
         "function; along that orbit the squared norm is convex, and its only minimum, where every unit takes in as "
         "much mass as it gives out, is found by balancing. Biases count, as they do for the weight decay. (Filter "
         "response norm and SiLU leave no such freedom: there is nothing to measure in ResNet-20.) A group counts as "
@@ -141,13 +133,13 @@ def part(bench: Bench[SymmetryPlan]) -> ob.reporting.Section:
             "stated without restriction; perceptrons are not shown",
         ),
     )
-    return ob.reporting.Section("mass", TITLE, text, (_profile(first), _table(groups)), claims)
+    return report.Section("mass", TITLE, text, (_profile(first), _table(groups)), claims)
 
 
-def _claim(text: str, decayed: Sequence[Group], published: str) -> ob.reporting.Claim:
+def _claim(text: str, decayed: Sequence[Group], published: str) -> report.Claim:
     verdict = lightest_verdict([group.bound for group in decayed])
     reached = [f"{group.decay:g}" for group in decayed if group.bound <= MARGIN]
-    return ob.reporting.Claim(
+    return report.Claim(
         text,
         verdict,
         "; ".join(f"{group.name}: {group.mean:.2g} % too heavy, at least {group.bound:.2g} %" for group in decayed),
@@ -165,50 +157,59 @@ def lightest_verdict(bounds: Sequence[float]) -> str:
     ('reproduced', 'reproduced with a caveat', 'not reproduced')
     """
     above = sum(bound > MARGIN for bound in bounds)
-    return "not reproduced" if not above else "reproduced" if above == len(bounds) else "reproduced with a caveat"
+    return graded(above == len(bounds), above > 0)
 
 
-def _group(bench: Bench[SymmetryPlan], kind: str, decay: float) -> Group:
-    own = scaled(bench)[kind]
-    group = scales_of(bench, kind, own)
+def _group(workspace: Workspace[SymmetrySettings], kind: str, decay: float) -> Group:
+    task = scaled(workspace)[kind]
+    group = scales_of(workspace, kind, task)
     trained, start = (
-        _trainings(bench, kind, value, epochs) for value, epochs in ((decay, bench.plan.mass_epochs), (0.0, 0))
+        _trainings(workspace, kind, value, epochs)
+        for value, epochs in ((decay, workspace.settings.mass_epochs), (0.0, 0))
     )
-    found = ob.balance(trained, group)
+    balanced = ob.balance(trained, group)
     first, last = (ob.imbalance(population, group).square().mean().sqrt() for population in (start, trained))
-    steps = bench.plan.mass_epochs * math.ceil(len(own.train[0]) / bench.plan.batch)
-    travelled = 0.5 * steps * bench.plan.rate / (1 - 0.9)  # a cosine schedule is half the rate on average; momentum 0.9
+    steps = workspace.settings.mass_epochs * math.ceil(len(task.train[0]) / workspace.settings.batch)
+    path = (
+        0.5 * steps * workspace.settings.rate / (1 - 0.9)
+    )  # a cosine schedule is half the rate on average; momentum 0.9
     return Group(
         kind,
         decay,
-        found.mass_before,
-        found.mass_after,
+        balanced.mass_before,
+        balanced.mass_after,
         float(last / first),
-        math.exp(-2 * decay * travelled),
-        tuple(float(ob.metrics.accuracy(guess, own.test[1])) for guess in ob.predict(own.model, trained, own.test[0])),
+        math.exp(-2 * decay * path),
+        tuple(
+            float(ob.metrics.accuracy(guess, task.test[1])) for guess in ob.predict(task.model, trained, task.test[0])
+        ),
     )
 
 
-def _trainings(bench: Bench[SymmetryPlan], kind: str, decay: float, epochs: int) -> ob.Population:
+def _trainings(workspace: Workspace[SymmetrySettings], kind: str, decay: float, epochs: int) -> ob.Population:
     """Networks by SGD, whose Gaussian prior is the weight decay: decay = 1 / (examples * deviation^2)."""
-    plan, own = bench.plan, scaled(bench)[kind]
-    prior = (len(own.train[0]) * decay) ** -0.5 if decay else None
-    method = replace(ob.Ensemble(**training(bench)), epochs=epochs)
-    half = -(-plan.mass_networks // 2)  # two processes find as much to do
-    options = {
-        "chains": plan.mass_networks,
-        "prior": prior,
-        "workers": plan.workers,
-        "chains_per_batch": min(plan.lanes, half),
-        "compile": False,
-    }
+    settings, task = workspace.settings, scaled(workspace)[kind]
+    prior = (len(task.train[0]) * decay) ** -0.5 if decay else None
+    method = replace(ob.Ensemble(**training(workspace)), epochs=epochs)
+    half = -(-settings.mass_networks // 2)  # two processes find as much to do
     name = f"mass-{kind.replace(' ', '-').lower()}-{f'{decay:g}' if epochs else 'start'}"
-    return bench.networks(name, own.model, own.train, method, options, seed=bench.seed + _SEED)
+    return workspace.sample(
+        name,
+        task.model,
+        task.train,
+        method,
+        chains=settings.mass_networks,
+        prior=prior,
+        workers=settings.workers,
+        chains_per_batch=min(settings.lanes, half),
+        compile=False,
+        seed=workspace.seed + _SEED,
+    )
 
 
-def _profile(groups: Sequence[Group]) -> ob.reporting.Figure:
+def _profile(groups: Sequence[Group]) -> report.Figure:
     points = tuple(
-        ob.reporting.Series(group.name, tuple(_short(group.before)), tuple(_short(group.after)), shade=shade)
+        report.Series(group.name, tuple(_short(group.before)), tuple(_short(group.after)), shade=shade)
         for shade, group in enumerate(groups)
     )
     most = max(max(group.excess) for group in groups)
@@ -216,27 +217,22 @@ def _profile(groups: Sequence[Group]) -> ob.reporting.Figure:
     counted = tuple(
         histogram(group.name, torch.tensor(group.excess), places, shade=shade) for shade, group in enumerate(groups)
     )
-    bars = line("", range(len(groups)), [group.excess for group in groups], digits=6)
+    bars = mean_line("", range(len(groups)), [group.excess for group in groups], digits=6)
     names = tuple(f"{group.decay:g}" for group in groups)
     heavier = sum(bool((group.before > group.after).all()) for group in groups)
-    diagonal = ob.reporting.Rule("as light as possible", direction="diagonal")
-    trained, least = (
-        ob.reporting.Axis("squared norm after training"),
-        ob.reporting.Axis("least squared norm of its orbit"),
-    )
-    excess, decays = ob.reporting.Axis("excess mass, %", low=0), ob.reporting.Axis("weight decay", names=names)
-    return ob.reporting.Figure(
+    diagonal = report.Rule("as light as possible", direction="diagonal")
+    trained, least = (report.Axis("squared norm after training"), report.Axis("least squared norm of its orbit"))
+    excess, decays = report.Axis("excess mass, %", low=0), report.Axis("weight decay", names=names)
+    return report.Figure(
         "mass-profile",
         "How much heavier than necessary are trained networks?",
         f"Left: one point per network; on the diagonal it would be as light as possible. In {heavier} of {len(groups)} "
         f"groups all networks lie below it. Middle: the same in per cent, at most {most:.0f} %. Right: the mean of "
         "each group, with its standard error.",
         (
-            ob.reporting.Panel("points", "mass and least mass", trained, least, points, (diagonal,)),
-            ob.reporting.Panel("histogram", "excess mass", excess, ob.reporting.Axis("networks", low=0), counted),
-            ob.reporting.Panel(
-                "bars", "effect of weight decay", decays, ob.reporting.Axis("mean excess mass, %", low=0), (bars,)
-            ),
+            report.Panel("points", "mass and least mass", trained, least, points, (diagonal,)),
+            report.Panel("histogram", "excess mass", excess, report.Axis("networks", low=0), counted),
+            report.Panel("bars", "effect of weight decay", decays, report.Axis("mean excess mass, %", low=0), (bars,)),
         ),
     )
 
@@ -245,36 +241,34 @@ def _short(values: Tensor) -> list[float]:
     return [float(f"{value:.5g}") for value in values.tolist()]
 
 
-def _table(groups: Sequence[Group]) -> ob.reporting.Table:
+def _table(groups: Sequence[Group]) -> report.Table:
     rows = tuple(
         (
             group.kind,
-            ob.reporting.Number(group.decay),
-            measured(group.before.tolist()),
-            measured(group.after.tolist()),
-            measured(group.excess),
-            ob.reporting.Number(group.bound),
-            ob.reporting.Number(100 * group.imbalance),
-            ob.reporting.Number(100 * group.expected),
-            measured(group.correct, scale=100),
+            report.Number(group.decay),
+            mean_number(group.before.tolist()),
+            mean_number(group.after.tolist()),
+            mean_number(group.excess),
+            report.Number(group.bound),
+            report.Number(100 * group.imbalance),
+            report.Number(100 * group.expected),
+            mean_number(group.correct, scale=100),
         )
         for group in groups
     )
-    return ob.reporting.Table(
+    return report.Table(
         "mass-decay",
         "What does weight decay do to the mass?",
         (
-            ob.reporting.Column("network"),
-            ob.reporting.Column("weight decay", digits=4),
-            ob.reporting.Column("mass", "sum of squared weights after training", "", 1),
-            ob.reporting.Column("least", "the same for the lightest network that computes the same", "", 1),
-            ob.reporting.Column("excess", "mass over least mass, less one", "lower", 2, "%"),
-            ob.reporting.Column("at least", "mean excess less 3.29 standard errors", "", 2, "%"),
-            ob.reporting.Column(
-                "imbalance", "incoming less outgoing mass of units, over that of the start", "", 1, "%"
-            ),
-            ob.reporting.Column("decay alone", "what would be left if gradients did not change it", "", 1, "%"),
-            ob.reporting.Column("accuracy", "on test data", "higher", 1, "%"),
+            report.Column("network"),
+            report.Column("weight decay", digits=4),
+            report.Column("mass", "sum of squared weights after training", "", 1),
+            report.Column("least", "the same for the lightest network that computes the same", "", 1),
+            report.Column("excess", "mass over least mass, less one", "lower", 2, "%"),
+            report.Column("at least", "mean excess less 3.29 standard errors", "", 2, "%"),
+            report.Column("imbalance", "incoming less outgoing mass of units, over that of the start", "", 1, "%"),
+            report.Column("decay alone", "what would be left if gradients did not change it", "", 1, "%"),
+            report.Column("accuracy", "on test data", "higher", 1, "%"),
         ),
         rows,
         errors=f"± one standard error over {len(groups[0].excess)} networks",

@@ -1,8 +1,8 @@
-"""The approximate methods of the table, each run often enough for its one-mode and its multi-mode form."""
+"""The problem and the networks that all parts share: trainings, HMC, and runs of the approximate methods."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,11 +11,8 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin_papers.problem import Problem, digits_problem
-from onebasin_papers.study import Bench
-from onebasin_papers.symmetry.presets import SymmetryPlan
-
-# ----------------------------------------------------------------------
-# Architectures of the study, and the data that each is trained on.
+from onebasin_papers.study import Workspace
+from onebasin_papers.symmetry.settings import SymmetrySettings
 
 
 class Architecture(NamedTuple):
@@ -71,118 +68,112 @@ def problem_of(architecture: str, directory: str | None, seed: int) -> Problem:
     return Problem(chosen.data, model, data.train, data.test, outside.test[0], f"images of {chosen.outside}")
 
 
-# ----------------------------------------------------------------------
-# The populations that parts of the study share: trained once, kept on disk, asked for by name.
+SymmetryWorkspace = Workspace[SymmetrySettings]
 
 
-Desk = Bench[SymmetryPlan]
-
-
-def problem(bench: Desk, architecture: str = "") -> Problem:
+def problem(workspace: SymmetryWorkspace, architecture: str = "") -> Problem:
     """Network and data, cut to the sizes of the plan.
 
     Args:
-        bench: with the plan.
+        workspace: with the plan.
         architecture: that of the plan unless another is named.
     """
-    wanted = architecture or bench.plan.architecture
+    wanted = architecture or workspace.settings.architecture
 
-    def made() -> Problem:
-        whole = problem_of(wanted, bench.plan.data_dir, bench.seed)
-        train, test, most = bench.plan.examples, bench.plan.test_examples, len(whole.outside)
+    def make() -> Problem:
+        whole = problem_of(wanted, workspace.settings.data_dir, workspace.seed)
+        train, test, most = workspace.settings.examples, workspace.settings.test_examples, len(whole.outside)
         chosen = whole.outside[:: max(1, most // test)][:test]  # from everywhere: neighbours are alike
         (inputs, targets), (held, classes) = whole.train, whole.test
         return replace(
             whole, train=(inputs[:train], targets[:train]), test=(held[:test], classes[:test]), outside=chosen
         )
 
-    return bench.once(f"problem/{wanted}", made)
+    return workspace.cached(f"problem/{wanted}", make)
 
 
-def symmetry(bench: Desk, architecture: str = "") -> ob.Symmetry:
+def symmetry(workspace: SymmetryWorkspace, architecture: str = "") -> ob.Symmetry:
     """What leaves the network's function unchanged: discovered, and proved on the spot."""
-    own = problem(bench, architecture)
-    name = f"symmetry/{architecture or bench.plan.architecture}"
-    return bench.once(name, lambda: ob.discover(own.model, own.train[0][:2]))
+    task = problem(workspace, architecture)
+    name = f"symmetry/{architecture or workspace.settings.architecture}"
+    return workspace.cached(name, lambda: ob.discover(task.model, task.train[0][:2]))
 
 
-def reference(bench: Desk) -> ob.Population:
+def reference(workspace: SymmetryWorkspace) -> ob.Population:
     """Independent trainings, each from its own random start; every member is a run of its own."""
-    return trained(bench, "reference", bench.plan.reference_networks)
+    return trained(workspace, "reference", workspace.settings.reference_networks)
 
 
-def starts(bench: Desk) -> ob.Population:
+def starts(workspace: SymmetryWorkspace) -> ob.Population:
     """The trained networks that SWAG, Laplace and SGHMC begin with: `runs` for each group; none is in the reference."""
-    return trained(bench, "starts", bench.plan.groups * bench.plan.runs)
+    return trained(workspace, "starts", workspace.settings.groups * workspace.settings.runs)
 
 
-def hmc(bench: Desk) -> ob.Population:
+def hmc(workspace: SymmetryWorkspace) -> ob.Population:
     """Hamiltonian Monte Carlo: several chains, each from a training of its own; warm-up is left out."""
-    plan = bench.plan
-    begun = trained(bench, "hmc-starts", plan.chains)
-    method = ob.HMC(draws=plan.chain_draws, warmup=plan.warmup, leapfrog=plan.leapfrog, thin=plan.thin, epochs=0)
-    return sampled(bench, "hmc", method, {"chains": plan.chains, "start": begun, "chains_per_batch": 4})
+    settings = workspace.settings
+    begun = trained(workspace, "hmc-starts", settings.chains)
+    method = ob.HMC(
+        draws=settings.chain_draws, warmup=settings.warmup, leapfrog=settings.leapfrog, thin=settings.thin, epochs=0
+    )
+    return sampled(workspace, "hmc", method, chains=settings.chains, start=begun, chains_per_batch=4)
 
 
-def trained(bench: Desk, name: str, networks: int) -> ob.Population:
+def trained(workspace: SymmetryWorkspace, name: str, networks: int) -> ob.Population:
     """Some independent trainings by SGD, whose weight decay is the prior."""
-    return sampled(bench, name, ob.Ensemble(**training(bench)), {"chains": networks})
+    return sampled(workspace, name, ob.Ensemble(**training(workspace)), chains=networks)
 
 
-def training(bench: Desk) -> dict[str, Any]:
+def training(workspace: SymmetryWorkspace) -> dict[str, Any]:
     """How every network of the study is trained."""
-    plan = bench.plan
+    settings = workspace.settings
     return {
-        "epochs": plan.epochs,
-        "batch": plan.batch,
-        "lr": plan.rate,
+        "epochs": settings.epochs,
+        "batch": settings.batch,
+        "lr": settings.rate,
         "optimizer": "sgd",
         "momentum": 0.9,
         "lr_schedule": "cosine",
     }
 
 
-def sampled(bench: Desk, name: str, method: ob.Method, options: Mapping[str, Any]) -> ob.Population:
+def sampled(workspace: SymmetryWorkspace, name: str, method: ob.Method, **options: Any) -> ob.Population:
     """`sample` with the posterior of the study, kept under this name."""
-    plan, own = bench.plan, problem(bench)
-    shared = {"prior": plan.prior, "workers": plan.workers, "chains_per_batch": plan.lanes, "compile": False}
-    return bench.networks(name, own.model, own.train, method, {**shared, **options})
-
-
-# ----------------------------------------------------------------------
-# The approximate methods of the table, each run often enough for its one-mode and its multi-mode form.
+    settings, task = workspace.settings, problem(workspace)
+    defaults = {"chains_per_batch": settings.lanes, "prior": settings.prior, "workers": settings.workers}
+    return workspace.sample(name, task.model, task.train, method, compile=False, **{**defaults, **options})
 
 
 METHODS = {"dropout": "Dropout", "vi": "viBNN", "swag": "SWAG", "laplace": "Laplace", "sghmc": "SGHMC"}  # in tables
 _AT_STARTS = ("swag", "laplace", "sghmc")  # explore around networks that are trained already
 
 
-def runs_of(bench: Desk, method: str) -> ob.Population:
+def runs_of(workspace: SymmetryWorkspace, method: str) -> ob.Population:
     """All runs of a method: `groups` x `runs` of them with `draws` networks each, the run being the chain.
 
     SWAG, Laplace and SGHMC begin at the networks of the deep ensemble, run by run, so that methods differ by what they
     add to it and not by luck of the training.
     """
-    plan = bench.plan
-    options: dict[str, Any] = {"chains": plan.groups * plan.runs}
-    if method in _AT_STARTS:
-        options["start"] = starts(bench)
-    return sampled(bench, method, _method(bench, method), options)
+    chains = workspace.settings.groups * workspace.settings.runs
+    start = starts(workspace) if method in _AT_STARTS else "fresh"
+    return sampled(workspace, method, _method(workspace, method), chains=chains, start=start)
 
 
-def _method(bench: Desk, method: str) -> ob.Method:
-    plan, draws = bench.plan, bench.plan.draws
-    around = {**training(bench), "epochs": 0}  # of networks that are trained already
+def _method(workspace: SymmetryWorkspace, method: str) -> ob.Method:
+    settings, draws = workspace.settings, workspace.settings.draws
+    around = {**training(workspace), "epochs": 0}  # of networks that are trained already
     if method == "dropout":
-        return ob.Dropout(draws=draws, dropout=plan.dropout_rate, **training(bench))
+        return ob.Dropout(draws=draws, dropout=settings.dropout_rate, **training(workspace))
     if method == "vi":
-        return ob.VI(draws=draws, epochs=plan.vi_epochs, batch=plan.batch, lr=plan.vi_rate)
+        return ob.VI(draws=draws, epochs=settings.vi_epochs, batch=settings.batch, lr=settings.vi_rate)
     if method == "swag":
-        collect = plan.swag_collect
-        return ob.SWAG(draws=draws, step=plan.swag_rate, collect=collect, rank=min(20, collect - 1), **around)
+        collect = settings.swag_collect
+        return ob.SWAG(draws=draws, step=settings.swag_rate, collect=collect, rank=min(20, collect - 1), **around)
     if method == "laplace":
-        return ob.Laplace(draws=draws, layers=plan.laplace_layers, structure=plan.laplace_structure, **around)
-    return ob.SGHMC(draws=draws, step=plan.sghmc_rate, thin=plan.sghmc_thin, warmup=plan.sghmc_warmup, **around)
+        return ob.Laplace(draws=draws, layers=settings.laplace_layers, structure=settings.laplace_structure, **around)
+    return ob.SGHMC(
+        draws=draws, step=settings.sghmc_rate, thin=settings.sghmc_thin, warmup=settings.sghmc_warmup, **around
+    )
 
 
 def one_mode(population: ob.Population, run: int) -> ob.Population:
@@ -190,12 +181,12 @@ def one_mode(population: ob.Population, run: int) -> ob.Population:
     return population[chain_of(population) == run]
 
 
-def multi_mode(population: ob.Population, plan: SymmetryPlan, group: int) -> ob.Population:
+def multi_mode(population: ob.Population, settings: SymmetrySettings, group: int) -> ob.Population:
     """Of each run of a group draws / runs networks, evenly spread over it: as many as in one mode, from all runs."""
-    share = max(1, plan.draws // plan.runs)
-    step = plan.draws // share
+    share = max(1, settings.draws // settings.runs)
+    step = settings.draws // share
     chain = chain_of(population)
-    wanted = range(group * plan.runs, (group + 1) * plan.runs)
+    wanted = range(group * settings.runs, (group + 1) * settings.runs)
     return population[torch.cat([(chain == run).nonzero().flatten()[::step][:share] for run in wanted])]
 
 

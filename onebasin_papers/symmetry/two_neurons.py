@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin_papers.numbers import measured
-from onebasin_papers.study import Bench
-from onebasin_papers.symmetry.binning import edges, heat
-from onebasin_papers.symmetry.presets import SymmetryPlan
+from onebasin_papers.numbers import edges, heat, mean_number
+from onebasin_papers.study import Workspace
+from onebasin_papers.symmetry.settings import SymmetrySettings
+from onebasin_papers.verdicts import graded
+
+report = ob.reporting
 
 TITLE = "What do symmetries do to a posterior that one can look at?"
 LOSS = 0.01  # as in the paper: a run is kept when its mean loss is at most this
@@ -41,7 +43,7 @@ class TwoNeurons(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class ToyPopulation:
     """One panel: networks, and what is measured of them.
 
     Attributes:
@@ -64,56 +66,63 @@ class View:
         return int((self.weights[1] > self.weights[0]).sum())
 
     @cached_property
-    def shared(self) -> ob.reporting.Number:
+    def shared(self) -> report.Number:
         """|mean|^2 / mean of |w|^2 over all 9 weights, in per cent, with its standard error over groups."""
         rows = torch.cat([self.population.tensor(name).flatten(1) for name in self.population.names], 1).chunk(_GROUPS)
-        return measured(
+        return mean_number(
             [float(group.mean(0).square().sum() / group.square().sum(1).mean()) for group in rows], scale=100
         )
 
     @cached_property
-    def thickness(self) -> ob.reporting.Number:
+    def thickness(self) -> report.Number:
         """Distance between the quartiles of the ring's radius over its median, in per cent, over groups."""
         radius = torch.stack(self.weights, 1).norm(dim=1)
         at = torch.tensor([0.25, 0.5, 0.75], dtype=radius.dtype)
         quartiles = [group.quantile(at) for group in radius.chunk(_GROUPS)]
-        return measured([float((q[2] - q[0]) / q[1]) for q in quartiles], scale=100)
+        return mean_number([float((q[2] - q[0]) / q[1]) for q in quartiles], scale=100)
 
 
-def part(bench: Bench[SymmetryPlan]) -> ob.reporting.Section:
+def part(workspace: Workspace[SymmetrySettings]) -> report.Section:
     """Train thousands of tiny networks, and draw their output weights raw and without symmetries."""
-    data = two_clouds(bench.stream("two-neurons"))
+    data = two_clouds(workspace.generator("two-neurons"))
     with ob.global_seed(0):
         model = TwoNeurons().eval()
-    trained = _trainings(bench, model, data)
-    kept = trained[_losses(trained) <= LOSS].to(dtype=torch.float64)
+    trained = _trainings(workspace, model, data)
+    solved = trained[_losses(trained) <= LOSS].to(dtype=torch.float64)
     symmetry = ob.discover(model, data[0][:2])
-    lightest = ob.canonicalise(kept, symmetry, scale="balanced", order="keep").population or kept
-    ordered = ob.canonicalise(kept, symmetry, scale="balanced", order="max").population or kept
-    views = (View("as trained", kept), View("scale removed", lightest), View("scale and order removed", ordered))
+    lightest = ob.canonicalise(solved, symmetry, scale="balanced", order="keep").population or solved
+    ordered = ob.canonicalise(solved, symmetry, scale="balanced", order="max").population or solved
+    views = (
+        ToyPopulation("as trained", solved),
+        ToyPopulation("scale removed", lightest),
+        ToyPopulation("scale and order removed", ordered),
+    )
     change = _change(model.double(), views, data[0].double())
     raw, last = views[0], views[-1]
-    claim = ob.reporting.Claim(
+    claim = report.Claim(
         "The posterior is a mixture of copies of one canonical posterior, one copy per order of the units.",
-        mirror_verdict(raw.above, last.above, len(kept), change),
-        f"{raw.above:,} of {len(kept):,} networks above the diagonal as trained, {last.above} afterwards; outputs "
+        mirror_verdict(raw.above, last.above, len(solved), change),
+        f"{raw.above:,} of {len(solved):,} networks above the diagonal as trained, {last.above} afterwards; outputs "
         f"changed by at most {change:.0e} of the largest",
         "one half of the plane is left after sorting",
     )
     text = (
-        f"They copy it: of {len(kept):,} networks {100 * raw.above / len(kept):.0f} % lie on one side of a mirror as "
-        f"trained and {100 * last.above / len(kept):.0f} % after scale and order are removed, while no output changes "
+        f"They copy it: of {len(solved):,} networks {100 * raw.above / len(solved):.0f} % lie on one side of a mirror "
+        "as "
+        f"trained and {100 * last.above / len(solved):.0f} % after scale and order are removed, while no output "
+        "changes "
         f"by more than {change:.0e} of the largest. What all networks have in common rises from {raw.shared.value:.1f} "
         f"% to {last.shared.value:.1f} % of their squared norm.",
         f"{len(trained):,} networks with two hidden units were trained side by side on two clouds of {_EXAMPLES} "
-        f"points each, by plain SGD with rate 2 in batches of 10 for {bench.plan.toy_epochs} epochs. {len(kept):,} are "
+        f"points each, by plain SGD with rate 2 in batches of 10 for {workspace.settings.toy_epochs} epochs. "
+        f"{len(solved):,} are "
         f"shown: those whose mean loss on the training data is at most {LOSS} afterwards, so that all of them solve "
         "the task. (The paper takes the mean over the last epoch.)",
         "The symmetries were discovered in the model, not written down for it: the two units may swap, and each may be "
         "rescaled. Scales are removed by moving to the lightest network with the same function (the paper gives "
         "incoming weights norm 3), the order by sorting units by their output weights.",
     )
-    return ob.reporting.Section("two-neurons", TITLE, text, (_figure(views), _table(views)), (claim,))
+    return report.Section("two-neurons", TITLE, text, (_figure(views), _table(views)), (claim,))
 
 
 def two_clouds(generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -132,21 +141,24 @@ def mirror_verdict(above_before: int, above_after: int, networks: int, change: f
     ('reproduced', 'not reproduced', 'not reproduced')
     """
     mirrored = abs(above_before - networks / 2) <= _SIGMAS * math.sqrt(networks) / 2
-    return "reproduced" if mirrored and above_after == 0 and change <= 1e-9 else "not reproduced"
+    return graded(mirrored and above_after == 0 and change <= 1e-9, partly=False)
 
 
-def _trainings(bench: Bench[SymmetryPlan], model: nn.Module, data: tuple[Tensor, Tensor]) -> ob.Population:
-    method = ob.Ensemble(epochs=bench.plan.toy_epochs, batch=10, lr=2.0, optimizer="sgd", momentum=0.0)
-    chains = bench.plan.toy_networks
-    options = {
-        "chains": chains,
-        "prior": None,
-        "likelihood": "bernoulli",
-        "chains_per_batch": min(chains, 2000),
-        "workers": bench.plan.workers,
-        "compile": False,
-    }
-    return bench.networks("two-neurons", model, data, method, options)
+def _trainings(workspace: Workspace[SymmetrySettings], model: nn.Module, data: tuple[Tensor, Tensor]) -> ob.Population:
+    method = ob.Ensemble(epochs=workspace.settings.toy_epochs, batch=10, lr=2.0, optimizer="sgd", momentum=0.0)
+    chains = workspace.settings.toy_networks
+    return workspace.sample(
+        "two-neurons",
+        model,
+        data,
+        method,
+        chains=chains,
+        prior=None,
+        likelihood="bernoulli",
+        chains_per_batch=min(chains, 2000),
+        workers=workspace.settings.workers,
+        compile=False,
+    )
 
 
 def _losses(trained: ob.Population) -> Tensor:
@@ -155,21 +167,21 @@ def _losses(trained: ob.Population) -> Tensor:
     return torch.zeros(len(trained)) if density is None else -density / (2 * _EXAMPLES)
 
 
-def _change(model: nn.Module, views: tuple[View, ...], inputs: Tensor) -> float:
+def _change(model: nn.Module, views: tuple[ToyPopulation, ...], inputs: Tensor) -> float:
     """Largest change of an output over the largest output."""
-    found = [ob.predict(model, view.population, inputs, output="values") for view in views]
-    return max(float((values - found[0]).abs().max() / found[0].abs().max()) for values in found)
+    outputs = [ob.predict(model, view.population, inputs, output="values") for view in views]
+    return max(float((values - outputs[0]).abs().max() / outputs[0].abs().max()) for values in outputs)
 
 
-def _figure(views: tuple[View, ...]) -> ob.reporting.Figure:
+def _figure(views: tuple[ToyPopulation, ...]) -> report.Figure:
     places = edges(-5.0, 5.0, 36)
     axes = (
-        ob.reporting.Axis("output weight of unit 1", low=-5, high=5),
-        ob.reporting.Axis("output weight of unit 2", low=-5, high=5),
+        report.Axis("output weight of unit 1", low=-5, high=5),
+        report.Axis("output weight of unit 2", low=-5, high=5),
     )
-    mirror = ob.reporting.Rule("mirror", direction="diagonal")
+    mirror = report.Rule("mirror", direction="diagonal")
     raw, scaled, last = views
-    return ob.reporting.Figure(
+    return report.Figure(
         "two-neurons-weights",
         "Where do the two output weights of trained networks lie?",
         f"Left: {raw.above:,} networks above the mirror, {len(raw.population) - raw.above:,} below: either unit can "
@@ -180,21 +192,17 @@ def _figure(views: tuple[View, ...]) -> ob.reporting.Figure:
     )
 
 
-def _table(views: tuple[View, ...]) -> ob.reporting.Table:
-    return ob.reporting.Table(
+def _table(views: tuple[ToyPopulation, ...]) -> report.Table:
+    return report.Table(
         "two-neurons-numbers",
         "How much do the networks have in common?",
         (
-            ob.reporting.Column("networks"),
-            ob.reporting.Column(
-                "above the mirror", "networks whose second unit has the larger output weight", digits=0
-            ),
-            ob.reporting.Column(
-                "in common", "squared norm of the mean network over the mean squared norm", "higher", 1, "%"
-            ),
-            ob.reporting.Column("ring", "distance of the quartiles of the radius over its median", "lower", 1, "%"),
+            report.Column("networks"),
+            report.Column("above the mirror", "networks whose second unit has the larger output weight", digits=0),
+            report.Column("in common", "squared norm of the mean network over the mean squared norm", "higher", 1, "%"),
+            report.Column("ring", "distance of the quartiles of the radius over its median", "lower", 1, "%"),
         ),
-        tuple((view.name, ob.reporting.Number(view.above), view.shared, view.thickness) for view in views),
+        tuple((view.name, report.Number(view.above), view.shared, view.thickness) for view in views),
         errors=f"± one standard error over {_GROUPS} groups of networks",
         note="Two networks that are mirror images have little in common although they compute the same.",
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import onebasin as ob
 from onebasin.alignment.transpositions import element_with
 from onebasin.errors import InputError, OnebasinError
 from onebasin.inference.start import fresh
@@ -13,20 +14,18 @@ from onebasin.posterior.pruning import LEVELS
 from onebasin.reporting.record import VERDICTS, Figure, Number, Record, Table, encode, read_record
 from onebasin.symmetry.discover import discover
 from onebasin_papers.compact import STUDY, pruning, table, width
-from onebasin_papers.compact import presets as published
-from onebasin_papers.compact import setting as populations
-from onebasin_papers.compact.presets import CompactPlan, plan
+from onebasin_papers.compact import settings as published
+from onebasin_papers.compact.networks import distance, setting
 from onebasin_papers.compact.pruning import BORROWED, CRITERIA
-from onebasin_papers.compact.setting import distance, setting
+from onebasin_papers.compact.settings import CompactSettings, preset_settings
 from onebasin_papers.compact.table import Score
-from onebasin_papers.compact.transpositions import beside, sgd
-from onebasin_papers.compact.verdicts import falls, graded, grows, rank_correlation, smaller, survives
+from onebasin_papers.compact.transpositions import published_near, sgd
 from onebasin_papers.problem import mlp
-from onebasin_papers.study import Bench, run_study
-from tests.judging import sample
+from onebasin_papers.study import Workspace, run_study
+from onebasin_papers.verdicts import falls, graded, grows, rank_correlation, smaller, survives
 
 REPRODUCED, CAVEAT, NOT = VERDICTS
-TINY = CompactPlan(
+TINY = CompactSettings(
     units=8,
     planted=(1, 4, 7),
     runs=2,
@@ -57,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def record(folder: Path) -> Record:
-    return run_study(STUDY, Bench(TINY, 0, folder), "onebasin reproduce compact")
+    return run_study(STUDY, Workspace(TINY, 0, folder), "onebasin reproduce compact")
 
 
 def named(record: Record, name: str) -> Table | Figure:
@@ -151,8 +150,8 @@ def test_kept_networks_are_used_again(record: Record, folder: Path, monkeypatch:
     kept = [path for path in (folder / "networks").rglob("*.safetensors") if path.parent.name != "run"]
     before = {path: path.read_bytes() for path in kept}
     (folder / "parts" / "sigma.json").unlink()
-    monkeypatch.setattr(populations, "approximate", refuse)
-    again = run_study(STUDY, Bench(TINY, 0, folder), "onebasin reproduce compact")
+    monkeypatch.setattr(ob, "approximate", refuse)
+    again = run_study(STUDY, Workspace(TINY, 0, folder), "onebasin reproduce compact")
     assert before and {path: path.read_bytes() for path in before} == before
     old, new = (next(s for s in own.sections if s.name == "sigma") for own in (record, again))
     assert encode(replace(new, seconds=0.0)) == encode(replace(old, seconds=0.0))
@@ -161,7 +160,7 @@ def test_kept_networks_are_used_again(record: Record, folder: Path, monkeypatch:
 def test_seed_decides(record: Record, tmp_path: Path) -> None:
     def again(seed: int) -> object:
         found = run_study(
-            STUDY, Bench(TINY, seed, tmp_path / str(seed)), "onebasin reproduce compact", only=["dynamics"]
+            STUDY, Workspace(TINY, seed, tmp_path / str(seed)), "onebasin reproduce compact", only=["dynamics"]
         )
         return encode(replace(found.sections[0], seconds=0.0))
 
@@ -174,7 +173,7 @@ def test_seed_decides(record: Record, tmp_path: Path) -> None:
 
 
 def test_full_preset_is_the_papers() -> None:
-    full = plan("full", None)
+    full = preset_settings("full", None)
     assert full.units == published.UNITS and len(full.planted) == 50 and full.planted[-1] == 511
     assert set(published.TRANSPOSITIONS) <= set(full.planted)
     assert (full.rate, full.epochs, full.seeds, full.prior) == (1e-3, 50, 5, 1.0)
@@ -183,19 +182,19 @@ def test_full_preset_is_the_papers() -> None:
 
 
 def test_quick_numbers_of_transpositions_have_published_neighbours() -> None:
-    quick = plan("quick", None)
-    assert [beside(swaps, quick.units) for swaps in quick.planted] == list(published.TRANSPOSITIONS.values())
-    assert beside(11, published.UNITS) is None
+    quick = preset_settings("quick", None)
+    assert [published_near(swaps, quick.units) for swaps in quick.planted] == list(published.TRANSPOSITIONS.values())
+    assert published_near(11, published.UNITS) is None
 
 
 def test_full_preset_without_data_says_so(tmp_path: Path) -> None:
     with pytest.raises(OnebasinError, match="mnist"):
-        setting(Bench(plan("full", str(tmp_path)), 0, tmp_path))
+        setting(Workspace(preset_settings("full", str(tmp_path)), 0, tmp_path))
 
 
 def test_unknown_preset_is_refused() -> None:
     with pytest.raises(InputError, match="quick"):
-        plan("medium", None)
+        preset_settings("medium", None)
 
 
 # ------------------------------------------------------------------ planted permutations
@@ -227,16 +226,16 @@ def expected_distance(swaps: int, inputs: int, units: int) -> float:
 
 
 def test_training_commutes_with_permutations(tmp_path: Path) -> None:
-    bench = Bench(TINY, 0, tmp_path)
-    here = setting(bench)
-    start = here.start(bench, "any")
+    workspace = Workspace(TINY, 0, tmp_path)
+    here = setting(workspace)
+    start = here.start(workspace, "any")
     element = element_with(here.symmetry, 5, 0)
-    options = {**sgd(bench), "epochs": 2, "seed": 3}
+    method = replace(sgd(workspace), epochs=2)
     ends = []
     for state in (start, here.symmetry.apply(element, start)):
         model = mlp(64, TINY.units, 10)
         model.load_state_dict(state)
-        ends.append(sample(model, here.problem.train, "ensemble", start="model", **options).member(0))
+        ends.append(ob.sample(model, here.problem.train, method, start="model", prior=None, seed=3).member(0))
     moved = here.symmetry.apply(element, ends[0])
     assert distance(start, ends[0]) > 1e-3
     for name, value in moved.items():

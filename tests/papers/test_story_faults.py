@@ -49,8 +49,8 @@ from onebasin.reporting.record import (
     write_record,
 )
 from onebasin.reporting.write import write_report
-from onebasin_papers.numbers import measured
-from onebasin_papers.study import Bench, Part, Plan, Study, run_study
+from onebasin_papers.numbers import mean_number
+from onebasin_papers.study import Part, Settings, Study, Workspace, run_study
 
 ROWS = 12
 X = np.arange(2.0 * ROWS).reshape(ROWS, 2)
@@ -340,7 +340,7 @@ def test_ids_of_the_page_itself_are_not_given_away(tmp_path: Path) -> None:
 # Studies
 
 
-def study(part: Callable[[Bench[Plan]], Section]) -> Study:
+def study(part: Callable[[Workspace[Settings]], Section]) -> Study:
     return Study("s", "S", (Part("one", "One?", part),), lambda sections: [], {})
 
 
@@ -348,36 +348,36 @@ def test_a_section_is_kept_under_the_name_of_its_part(tmp_path: Path) -> None:
     """Under its own it was never found again: hours of work were neither kept nor shown."""
     calls: list[int] = []
 
-    def run(bench: Bench[Plan]) -> Section:
+    def run(workspace: Workspace[Settings]) -> Section:
         calls.append(1)
         return Section("another", "One?", ("so",))
 
     for _ in range(2):
-        found = run_study(study(run), Bench(Plan(), 0, tmp_path / "run"), "command")
+        found = run_study(study(run), Workspace(Settings(), 0, tmp_path / "run"), "command")
         assert [section.name for section in found.sections] == ["one"]
     assert calls == [1]
 
 
 def test_a_new_beginning_leaves_no_record_of_the_run_before(tmp_path: Path) -> None:
-    def stop(bench: Bench[Plan]) -> Section:
+    def stop(workspace: Workspace[Settings]) -> Section:
         raise KeyboardInterrupt
 
-    run_study(study(lambda bench: Section("one", "?", ("so",))), Bench(Plan(), 0, tmp_path), "command")
+    run_study(study(lambda workspace: Section("one", "?", ("so",))), Workspace(Settings(), 0, tmp_path), "command")
     with pytest.raises(KeyboardInterrupt):
-        run_study(study(stop), Bench(Plan(), 1, tmp_path), "command", fresh=True)
+        run_study(study(stop), Workspace(Settings(), 1, tmp_path), "command", fresh=True)
     with pytest.raises(StorageError, match="there is no record"):
         read_record(tmp_path)
 
 
-@pytest.mark.parametrize("plan", ["", "5", "null", "[1]", "[]", '"text"'])
-def test_a_damaged_plan_is_a_sentence(tmp_path: Path, plan: str) -> None:
-    (tmp_path / "plan.json").write_text(plan)
+@pytest.mark.parametrize("stored", ["", "5", "null", "[1]", "[]", '"text"'])
+def test_a_damaged_plan_is_a_sentence(tmp_path: Path, stored: str) -> None:
+    (tmp_path / "plan.json").write_text(stored)
     with pytest.raises(OnebasinError, match="--fresh"):
-        run_study(study(lambda bench: Section("one", "?", ("so",))), Bench(Plan(), 0, tmp_path), "command")
+        run_study(study(lambda workspace: Section("one", "?", ("so",))), Workspace(Settings(), 0, tmp_path), "command")
 
 
 def test_small_numbers_keep_their_digits() -> None:
-    found = measured([1.0e-12, 3.0e-12])
+    found = mean_number([1.0e-12, 3.0e-12])
     assert found.value == pytest.approx(2e-12, rel=1e-9)
     assert found.error == pytest.approx(1e-12, rel=1e-9)
 

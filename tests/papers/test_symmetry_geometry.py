@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 import onebasin as ob
 from onebasin.reporting.record import Figure, Number, Section, Table, decode, encode
-from onebasin_papers.study import Bench
-from onebasin_papers.symmetry import binning, checkpoints, marginals, mass, order, two_neurons
+from onebasin_papers import numbers as figures
+from onebasin_papers.study import Workspace
+from onebasin_papers.symmetry import checkpoints, marginals, mass, order, two_neurons
 from onebasin_papers.symmetry.mass import convnet
-from onebasin_papers.symmetry.presets import SymmetryPlan, plan
+from onebasin_papers.symmetry.settings import SymmetrySettings, preset_settings
 
 TINY = replace(
-    plan("quick"),
+    preset_settings("quick"),
     examples=200,
     test_examples=100,
     reference_networks=48,
@@ -48,8 +49,8 @@ TINY = replace(
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench[SymmetryPlan]:
-    return Bench(TINY, 0, tmp_path_factory.mktemp("geometry"))
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace[SymmetrySettings]:
+    return Workspace(TINY, 0, tmp_path_factory.mktemp("geometry"))
 
 
 def figure(section: Section) -> Figure:
@@ -75,8 +76,8 @@ def whole(section: Section) -> None:
     assert any(sign.isdigit() for sign in section.text[0])
 
 
-def test_two_neurons(bench: Bench[SymmetryPlan]) -> None:
-    section = two_neurons.part(bench)
+def test_two_neurons(workspace: Workspace[SymmetrySettings]) -> None:
+    section = two_neurons.part(workspace)
     whole(section)
     rows = table(section, "two-neurons-numbers").rows
     assert value(rows[2][1]) == 0  # nobody on the wrong side
@@ -100,8 +101,8 @@ def test_the_toy_has_the_symmetries_of_the_figure() -> None:
         assert bool(((mean - centre).abs() < 3.9 / math.sqrt(200)).all())  # z = 3.9: p = 1e-4
 
 
-def test_marginals(bench: Bench[SymmetryPlan]) -> None:
-    section = marginals.part(bench)
+def test_marginals(workspace: Workspace[SymmetrySettings]) -> None:
+    section = marginals.part(workspace)
     whole(section)
     rows = {row[0]: row for row in table(section, "marginals-tests").rows}
     assert list(rows)[:3] == ["independent trainings", "HMC, all chains", "HMC, each chain"]
@@ -116,8 +117,8 @@ def test_marginals(bench: Bench[SymmetryPlan]) -> None:
     assert rows["SWAG, each run"][9] == "2 of 2"  # a Gaussian around one network keeps every role
 
 
-def test_mass(bench: Bench[SymmetryPlan]) -> None:
-    section = mass.part(bench)
+def test_mass(workspace: Workspace[SymmetrySettings]) -> None:
+    section = mass.part(workspace)
     whole(section)
     rows = table(section, "mass-decay").rows
     assert [(row[0], value(row[1])) for row in rows] == [
@@ -138,8 +139,8 @@ def test_the_small_convnet_is_optunet_in_small() -> None:
     assert found.log10_order == pytest.approx(math.log10(28_800))  # 2! (5!)^2, as in the paper
 
 
-def test_order(bench: Bench[SymmetryPlan]) -> None:
-    section = order.part(bench)
+def test_order(workspace: Workspace[SymmetrySettings]) -> None:
+    section = order.part(workspace)
     whole(section)
     falls, stays = figure(section).panels[0].series
     assert falls.x == tuple(range(2, 3 * TINY.order_epochs + 1))
@@ -152,10 +153,10 @@ def test_order(bench: Bench[SymmetryPlan]) -> None:
     assert value(rows[2][2]) < value(rows[0][2])
 
 
-def test_checkpoints(bench: Bench[SymmetryPlan]) -> None:
-    section = checkpoints.part(bench)
+def test_checkpoints(workspace: Workspace[SymmetrySettings]) -> None:
+    section = checkpoints.part(workspace)
     whole(section)
-    folder = bench.folder / "checkpoints" / "models" / "digits-mlp"
+    folder = workspace.folder / "checkpoints" / "models" / "digits-mlp"
     assert sorted(path.name for path in folder.iterdir()) == [
         f"digits-mlp-{first}-{last}.tgz" for first, last in ((0, 19), (20, 39), (40, 47))
     ]
@@ -164,13 +165,13 @@ def test_checkpoints(bench: Bench[SymmetryPlan]) -> None:
     assert value(row[3]) == pytest.approx(sum(path.stat().st_size for path in folder.iterdir()) / 1e6)
     assert section.claims[0].verdict != "not reproduced"
     (folder / "digits-mlp-48-99.tgz").write_bytes(b"left by somebody")
-    assert checkpoints.part(bench).items == section.items  # what an earlier run has left goes
+    assert checkpoints.part(workspace).items == section.items  # what an earlier run has left goes
 
 
 def test_parts_say_the_same_again(tmp_path: Path) -> None:
-    first, second = (order.part(Bench(TINY, 0, tmp_path / name)) for name in ("a", "b"))
+    first, second = (order.part(Workspace(TINY, 0, tmp_path / name)) for name in ("a", "b"))
     assert first == second
-    assert order.part(Bench(TINY, 1, tmp_path / "c")).items != first.items
+    assert order.part(Workspace(TINY, 1, tmp_path / "c")).items != first.items
 
 
 @pytest.mark.parametrize(
@@ -229,10 +230,10 @@ def test_verdicts_of_half_precision() -> None:
 @given(st.lists(st.floats(-2, 2), max_size=40), st.integers(1, 9))
 def test_bins_count_what_torch_counts(values: list[float], bins: int) -> None:
     tensor = torch.tensor(values, dtype=torch.float64)
-    places = binning.edges(-1, 1, bins)
+    places = figures.edges(-1, 1, bins)
     ends = torch.tensor(places, dtype=torch.float64)
     expected = torch.histogram(tensor, ends).hist.long() if len(values) else torch.zeros(bins).long()
-    assert torch.equal(binning.counts(tensor, places), expected)
-    axes = two_neurons.Axis("x"), two_neurons.Axis("y")
-    grid = binning.heat("", tensor, torch.zeros(len(values)), places, axes).grid
+    assert torch.equal(figures.counts(tensor, places), expected)
+    axes = ob.reporting.Axis("x"), ob.reporting.Axis("y")
+    grid = figures.heat("", tensor, torch.zeros(len(values)), places, axes).grid
     assert [sum(row[column] or 0 for row in grid) for column in range(bins)] == expected.tolist()

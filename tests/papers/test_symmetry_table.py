@@ -17,7 +17,7 @@ from onebasin.functional.call import global_seed
 from onebasin.population.population import Population
 from onebasin.reporting.record import Claim, Figure, Record, Section, Table, read_record
 from onebasin.symmetry.discover import discover
-from onebasin_papers.study import Bench, Part, Study, run_study
+from onebasin_papers.study import Part, Study, Workspace, run_study
 from onebasin_papers.symmetry import collapse, table
 from onebasin_papers.symmetry.networks import (
     METHODS,
@@ -31,22 +31,22 @@ from onebasin_papers.symmetry.networks import (
     starts,
     symmetry,
 )
-from onebasin_papers.symmetry.presets import (
+from onebasin_papers.symmetry.settings import (
     MEASURES,
     MULTI,
     ONE,
     TERMS,
-    SymmetryPlan,
+    SymmetrySettings,
     column,
-    plan,
+    preset_settings,
     published,
     summarise,
 )
 from onebasin_papers.symmetry.table import Row, gap_of_runs, pairs, rows, run_share
-from onebasin_papers.symmetry.verdicts import (
+from onebasin_papers.verdicts import (
     CAVEAT,
-    NO,
-    YES,
+    NOT,
+    REPRODUCED,
     Correlation,
     Difference,
     as_often_as_not,
@@ -64,7 +64,7 @@ from onebasin_papers.symmetry.verdicts import (
 from tests.judging import sample
 
 TINY = replace(
-    plan("quick"),
+    preset_settings("quick"),
     examples=100,
     test_examples=40,
     reference_networks=6,
@@ -94,32 +94,32 @@ STUDY = Study(
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Bench[SymmetryPlan], Record]:
-    bench = Bench(TINY, 0, tmp_path_factory.mktemp("study") / "run")
-    return bench, run_study(STUDY, bench, "onebasin reproduce symmetry")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace[SymmetrySettings], Record]:
+    workspace = Workspace(TINY, 0, tmp_path_factory.mktemp("study") / "run")
+    return workspace, run_study(STUDY, workspace, "onebasin reproduce symmetry")
 
 
 @pytest.fixture(scope="module")
-def bench(run: tuple[Bench[SymmetryPlan], Record]) -> Bench[SymmetryPlan]:
+def workspace(run: tuple[Workspace[SymmetrySettings], Record]) -> Workspace[SymmetrySettings]:
     return run[0]
 
 
 @pytest.fixture(scope="module")
-def record(run: tuple[Bench[SymmetryPlan], Record]) -> Record:
+def record(run: tuple[Workspace[SymmetrySettings], Record]) -> Record:
     return run[1]
 
 
 # --- the whole --------------------------------------------------------------------------------------------------------
 
 
-def test_sections_answer_their_titles(record: Record, bench: Bench[SymmetryPlan]) -> None:
+def test_sections_answer_their_titles(record: Record, workspace: Workspace[SymmetrySettings]) -> None:
     assert [section.name for section in record.sections] == ["table", "collapse"]
-    assert read_record(bench.folder) == record
+    assert read_record(workspace.folder) == record
     for section in record.sections:
         assert section.title.endswith("?")
         assert any(letter.isdigit() for letter in section.text[0])
         assert section.claims
-    assert (bench.folder / "record.json").stat().st_size < 400_000
+    assert (workspace.folder / "record.json").stat().st_size < 400_000
     assert 2 <= len(record.summary) <= 12
 
 
@@ -150,14 +150,14 @@ def test_every_measure_of_the_paper_stands_beside_ours(record: Record) -> None:
             assert cell.published == published(str(row[0]), str(row[1]), measure)
 
 
-def test_a_second_look_computes_nothing(record: Record, bench: Bench[SymmetryPlan]) -> None:
+def test_a_second_look_computes_nothing(record: Record, workspace: Workspace[SymmetrySettings]) -> None:
     told: list[str] = []
-    again = run_study(STUDY, bench, "onebasin reproduce symmetry", tell=told.append)
+    again = run_study(STUDY, workspace, "onebasin reproduce symmetry", tell=told.append)
     assert again.sections == record.sections
     assert not told
 
 
-def test_figures_show_all_pairs_and_rows(record: Record, bench: Bench[SymmetryPlan]) -> None:
+def test_figures_show_all_pairs_and_rows(record: Record, workspace: Workspace[SymmetrySettings]) -> None:
     figures = {item.name: item for item in record.items if isinstance(item, Figure)}
     count = TINY.reference_networks * (TINY.reference_networks - 1) / 2
     for panel in figures["pair-information"].panels:
@@ -165,18 +165,20 @@ def test_figures_show_all_pairs_and_rows(record: Record, bench: Bench[SymmetryPl
     (heat,) = figures["pair-information-joint"].panels
     assert sum(cell or 0 for row in heat.grid for cell in row) == count
     for panel in figures["distance-and-worth"].panels:
-        assert sum(len(series.x) for series in panel.series) == len(rows(bench))
+        assert sum(len(series.x) for series in panel.series) == len(rows(workspace))
 
 
-def test_starts_are_no_part_of_the_reference(bench: Bench[SymmetryPlan]) -> None:
-    first, second = (population.tensor("0.weight").flatten(1) for population in (reference(bench), starts(bench)))
-    assert len(reference(bench)) == TINY.reference_networks
+def test_starts_are_no_part_of_the_reference(workspace: Workspace[SymmetrySettings]) -> None:
+    first, second = (
+        population.tensor("0.weight").flatten(1) for population in (reference(workspace), starts(workspace))
+    )
+    assert len(reference(workspace)) == TINY.reference_networks
     assert torch.cdist(first, second).min() > 0.1
     assert torch.pdist(torch.cat([first, second])).min() > 0.1
 
 
-def test_laplace_stays_around_the_ensemble(bench: Bench[SymmetryPlan]) -> None:
-    population, begun = runs_of(bench, "laplace"), starts(bench)
+def test_laplace_stays_around_the_ensemble(workspace: Workspace[SymmetrySettings]) -> None:
+    population, begun = runs_of(workspace, "laplace"), starts(workspace)
     for run in range(TINY.groups * TINY.runs):
         drawn = one_mode(population, run)
         assert len(drawn) == TINY.draws
@@ -185,8 +187,8 @@ def test_laplace_stays_around_the_ensemble(bench: Bench[SymmetryPlan]) -> None:
         assert (drawn.tensor("4.weight") - begun.tensor("4.weight")[run]).abs().max() > 0
 
 
-def test_forms_of_a_method_have_as_many_networks(bench: Bench[SymmetryPlan]) -> None:
-    population = runs_of(bench, "swag")
+def test_forms_of_a_method_have_as_many_networks(workspace: Workspace[SymmetrySettings]) -> None:
+    population = runs_of(workspace, "swag")
     for group in range(TINY.groups):
         many = multi_mode(population, TINY, group)
         assert len(many) == len(one_mode(population, group)) == TINY.draws
@@ -207,21 +209,21 @@ def test_what_is_not_defined_has_no_number() -> None:
     assert row.number("y").error == 1
 
 
-def test_the_gap_of_runs_is_what_theory_says(bench: Bench[SymmetryPlan]) -> None:
-    share = run_share(bench)
+def test_the_gap_of_runs_is_what_theory_says(workspace: Workspace[SymmetrySettings]) -> None:
+    share = run_share(workspace)
     assert share == pytest.approx((2 - 1) / (4 - 1))  # 2 runs of 2 networks
     many = Row("any", MULTI, "", (({"mmd_runs": 0.7},), ({"mmd_runs": 0.5},)))
-    assert gap_of_runs(bench, many) == pytest.approx(0.6 / share - 0.6)
+    assert gap_of_runs(workspace, many) == pytest.approx(0.6 / share - 0.6)
 
 
-def test_pairs_leave_out_what_has_one_form(bench: Bench[SymmetryPlan]) -> None:
-    assert [(one.method, many.method) for one, many in pairs(rows(bench))] == [
+def test_pairs_leave_out_what_has_one_form(workspace: Workspace[SymmetrySettings]) -> None:
+    assert [(one.method, many.method) for one, many in pairs(rows(workspace))] == [
         (name, name) for name in METHODS.values()
     ]
 
 
-def test_hmc_has_its_chains(bench: Bench[SymmetryPlan]) -> None:
-    chain = hmc(bench).chain
+def test_hmc_has_its_chains(workspace: Workspace[SymmetrySettings]) -> None:
+    chain = hmc(workspace).chain
     assert chain is not None
     assert chain.bincount().tolist() == [TINY.chain_draws] * TINY.chains
 
@@ -283,16 +285,16 @@ def test_digits_need_no_folder() -> None:
     assert isinstance(found.model, nn.Sequential)
 
 
-def test_a_problem_is_cut_to_the_plan(bench: Bench[SymmetryPlan]) -> None:
-    own = problem(bench)
+def test_a_problem_is_cut_to_the_plan(workspace: Workspace[SymmetrySettings]) -> None:
+    own = problem(workspace)
     assert (len(own.train[0]), len(own.test[0]), len(own.outside)) == (100, 40, 40)
-    assert [space.size for space in symmetry(bench).spaces] == [16, 16]
+    assert [space.size for space in symmetry(workspace).spaces] == [16, 16]
 
 
 def test_presets() -> None:
-    assert plan("full", "somewhere").data_dir == "somewhere"
+    assert preset_settings("full", "somewhere").data_dir == "somewhere"
     with pytest.raises(InputError, match="quick or full"):
-        plan("slow")
+        preset_settings("slow")
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------------
@@ -323,18 +325,18 @@ def _said(*means: float, p: float = 0.5) -> list[Difference]:
 
 
 def test_better_in_most() -> None:
-    assert better_in_most(_said(1, 1, 1, 1, 1)) == YES
-    assert better_in_most(_said(1, 1, 1, 1, -1)) == YES
+    assert better_in_most(_said(1, 1, 1, 1, 1)) == REPRODUCED
+    assert better_in_most(_said(1, 1, 1, 1, -1)) == REPRODUCED
     assert better_in_most(_said(1, 1, 1, 1, -1, p=0.01)) == CAVEAT  # worse beyond chance
     assert better_in_most(_said(1, 1, 1, -1, -1)) == CAVEAT
-    assert better_in_most(_said(1, 1, -1, -1, -1)) == NO
+    assert better_in_most(_said(1, 1, -1, -1, -1)) == NOT
 
 
 def test_runs_tell() -> None:
-    assert runs_tell([1.0, 2.0], [1.1, 2.1]) == YES
+    assert runs_tell([1.0, 2.0], [1.1, 2.1]) == REPRODUCED
     assert runs_tell([1.0, 2.0, 9.0], [1.1, 2.1, 3.0]) == CAVEAT
-    assert runs_tell([1.0, 9.0], [2.0, 1.0]) == NO
-    assert runs_tell([-1.0], [-1.0]) == NO  # multi-mode is not closer at all
+    assert runs_tell([1.0, 9.0], [2.0, 1.0]) == NOT
+    assert runs_tell([-1.0], [-1.0]) == NOT  # multi-mode is not closer at all
 
 
 @given(st.integers(0, 30), st.integers(1, 30))
@@ -345,7 +347,14 @@ def test_as_often_as_not_is_symmetric(up: int, of: int) -> None:
 
 
 def test_as_often_as_not() -> None:
-    assert [as_often_as_not(up, 10)[0] for up in (4, 6, 3, 8, 1, 10)] == [YES, YES, CAVEAT, CAVEAT, NO, NO]
+    assert [as_often_as_not(up, 10)[0] for up in (4, 6, 3, 8, 1, 10)] == [
+        REPRODUCED,
+        REPRODUCED,
+        CAVEAT,
+        CAVEAT,
+        NOT,
+        NOT,
+    ]
 
 
 @given(st.integers(4, 40), st.integers(1, 8))
@@ -377,22 +386,22 @@ def test_p_of_a_correlation_is_that_of_all_orders() -> None:
 
 def test_no_clear_correlation() -> None:
     quiet, loud = Correlation("quiet", 0.1, 0.5), Correlation("loud", 0.9, 0.001)
-    assert no_clear_correlation([quiet, quiet]) == (YES, [])
+    assert no_clear_correlation([quiet, quiet]) == (REPRODUCED, [])
     assert no_clear_correlation([quiet, quiet, loud]) == (CAVEAT, ["loud"])
-    assert no_clear_correlation([quiet, loud, loud]) == (NO, ["loud", "loud"])
-    assert no_clear_correlation([Correlation("nearly", 0.6, 0.04), quiet])[0] == YES  # corrected for being many
+    assert no_clear_correlation([quiet, loud, loud]) == (NOT, ["loud", "loud"])
+    assert no_clear_correlation([Correlation("nearly", 0.6, 0.04), quiet])[0] == REPRODUCED  # corrected for being many
 
 
 def test_other_verdicts() -> None:
     assert [weakly_correlated(*ends) for ends in ((-0.4, 0.4), (0.3, 0.7), (0.6, 0.9), (-0.9, -0.6))] == [
-        YES,
+        REPRODUCED,
         CAVEAT,
-        NO,
-        NO,
+        NOT,
+        NOT,
     ]
-    assert [none_collapsed(count, 5000) for count in (0, 3, 5)] == [YES, CAVEAT, NO]
-    assert [stands_for(*own) for own in ((0.5, 1.0), (0.001, 1.0), (0.001, -1.0))] == [YES, NO, YES]
-    assert [varies_more(0.1, 0.2), varies_more(0.2, 0.1)] == [YES, NO]
+    assert [none_collapsed(count, 5000) for count in (0, 3, 5)] == [REPRODUCED, CAVEAT, NOT]
+    assert [stands_for(*own) for own in ((0.5, 1.0), (0.001, 1.0), (0.001, -1.0))] == [REPRODUCED, NOT, REPRODUCED]
+    assert [varies_more(0.1, 0.2), varies_more(0.2, 0.1)] == [REPRODUCED, NOT]
 
 
 def test_the_published_table_is_whole() -> None:
@@ -406,7 +415,7 @@ def test_the_published_table_is_whole() -> None:
 
 
 def test_summary_names_what_failed() -> None:
-    claims = (Claim("A.", YES, "1"), Claim("B.", NO, "2"))
+    claims = (Claim("A.", REPRODUCED, "1"), Claim("B.", NOT, "2"))
     said = summarise([Section("x", "Is it?", ("It is 1.", "more"), claims=claims)])
     assert said == [
         "Of 2 claims 1 were reproduced, 0 with a caveat, and 1 not.",
@@ -474,7 +483,9 @@ def test_pairs_that_cannot_be_drawn_are_refused() -> None:
         correlation_of_pairs(torch.zeros(4, 4), torch.zeros(3, 3), torch.Generator())
 
 
-def test_a_folder_of_another_plan_is_refused(record: Record, bench: Bench[SymmetryPlan], tmp_path: Path) -> None:
-    other = Bench(replace(TINY, draws=6), 0, bench.folder)
+def test_a_folder_of_another_run_is_refused(
+    record: Record, workspace: Workspace[SymmetrySettings], tmp_path: Path
+) -> None:
+    other = Workspace(replace(TINY, draws=6), 0, workspace.folder)
     with pytest.raises(InputError, match="draws"):
         run_study(STUDY, other, "onebasin reproduce symmetry")

@@ -1,4 +1,4 @@
-"""When does a claim of the paper hold? Criteria as functions of numbers; each can say no."""
+"""Whether a claim holds: from numbers to a word, by criteria that every claim states beside its numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,95 @@ import torch
 import onebasin as ob
 from onebasin_papers.numbers import mean_error
 
-YES, CAVEAT, NO = ob.reporting.VERDICTS
+REPRODUCED, CAVEAT, NOT = ob.reporting.VERDICTS
+POINTS = 0.02  # share of right answers that a compact form may lose and still be close to its samples
+VARIATION = 0.072  # total variation likewise: the most that the paper's distances to HMC allow, 0.0229 + 0.0495
+SURE = 3.0  # standard errors that a difference between runs has to be away from zero
+
+
+def graded(whole: bool, partly: bool) -> str:
+    """Reproduced where all of a claim holds, with a caveat where the weaker half of it does.
+
+    >>> graded(True, True), graded(False, True), graded(False, False)
+    ('reproduced', 'reproduced with a caveat', 'not reproduced')
+    """
+    return REPRODUCED if whole else CAVEAT if partly else NOT
+
+
+def smaller(low: Sequence[float], high: Sequence[float]) -> bool:
+    """Whether `low` is below `high` in every run, and on average by more than `SURE` standard errors.
+
+    Runs are paired. With one run only the sign counts.
+
+    >>> smaller([1.0, 1.1, 0.9], [2.0, 2.2, 1.9]), smaller([1.0, 1.1], [2.0, 1.05])
+    (True, False)
+    """
+    gaps = [after - before for before, after in zip(low, high, strict=True)]
+    mean, error = mean_error(gaps)
+    return min(gaps) > 0 and (error is None or mean > SURE * error)
+
+
+def survives(by_activations: Sequence[int], by_weights: Sequence[int], allowed: int) -> str:
+    """Whether numbers of transpositions survive training: by the paper's matching, or at least by that of weights.
+
+    Args:
+        by_activations: found after training minus planted, of all pairs.
+        by_weights: the same with units matched by their weights, where units that never fire can be told apart.
+        allowed: the largest change.
+
+    >>> survives([0, 1, -2], [0], allowed=2), survives([3], [0], allowed=2), survives([3], [30], allowed=2)
+    ('reproduced', 'reproduced with a caveat', 'not reproduced')
+    """
+    held, at_least = (max(map(abs, changes)) <= allowed for changes in (by_activations, by_weights))
+    return graded(held, at_least)
+
+
+def close(lost: Sequence[float], variation: Sequence[float]) -> bool:
+    """Whether a compact form predicts about what the samples predict that it stands for, on average over runs.
+
+    Args:
+        lost: share of right answers that it loses.
+        variation: its total variation from the samples.
+
+    >>> close([0.01], [0.05]), close([0.01], [0.3]), close([0.1], [0.05])
+    (True, False, False)
+    """
+    return fmean(lost) <= POINTS and fmean(variation) <= VARIATION
+
+
+def falls(before: Sequence[float], after: Sequence[float], factor: float) -> str:
+    """Whether a number falls to `factor` of what it was, or at least falls for sure; runs are paired.
+
+    >>> falls([1.0, 1.2], [0.1, 0.1], 0.5), falls([1.0, 1.1], [0.8, 0.91], 0.5), falls([1.0, 1.2], [1.1, 1.0], 0.5)
+    ('reproduced', 'reproduced with a caveat', 'not reproduced')
+    """
+    sure = smaller(after, before)
+    return graded(sure and fmean(after) <= factor * fmean(before), sure)
+
+
+def grows(x: Sequence[float], curves: Sequence[Sequence[float]]) -> tuple[str, list[float]]:
+    """Whether curves rise with x: rank correlation of at least 0.9 in every run, or on average of 0.5.
+
+    Returns:
+        The verdict, and Spearman's rank correlation of each curve.
+
+    >>> verdict, [correlations] = grows([1, 2, 3], [[0.1, 0.2, 0.3]])
+    >>> verdict, round(correlations, 9), grows([1, 2, 3], [[0.3, 0.2, 0.1]])[0]
+    ('reproduced', 1.0, 'not reproduced')
+    """
+    correlations = [rank_correlation(x, curve) for curve in curves]
+    return graded(min(correlations) >= 0.9, fmean(correlations) >= 0.5), correlations
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    """Spearman's rank correlation; 0 where one of them does not vary.
+
+    >>> round(rank_correlation([1, 2, 3, 4], [1, 3, 2, 4]), 9), rank_correlation([1, 2], [3, 3])
+    (0.8, 0.0)
+    """
+    return ob.metrics.spearman(*(torch.tensor(values, dtype=torch.float64) for values in (x, y))) or 0.0
+
+
 LEVEL = 0.05
 EXCHANGES = 9_999
 ROUNDING = 1e-12
@@ -77,23 +165,21 @@ def better_in_most(differences: Sequence[Difference]) -> str:
     'reproduced'
     """
     share = fmean(one.mean > 0 for one in differences)
-    if share >= MOST and not any(one.lost for one in differences):
-        return YES
-    return CAVEAT if share > 0.5 else NO
+    return graded(share >= MOST and not any(one.lost for one in differences), share > 0.5)
 
 
-def runs_tell(predicted: Sequence[float], found: Sequence[float]) -> str:
+def runs_tell(predicted: Sequence[float], mean_number: Sequence[float]) -> str:
     """Whether the number of runs alone predicts how far one-mode is above multi-mode.
 
     Args:
         predicted: the gap that runs predict, for each method.
-        found: the gap that was measured.
+        mean_number: the gap that was measured.
 
     Returns:
         Reproduced where every gap is positive and predicted within a quarter; with a caveat where more than half are.
     """
-    near = [gap > 0 and abs(guess - gap) <= 0.25 * gap for guess, gap in zip(predicted, found, strict=True)]
-    return YES if all(near) else CAVEAT if fmean(near) > 0.5 else NO
+    near = [gap > 0 and abs(guess - gap) <= 0.25 * gap for guess, gap in zip(predicted, mean_number, strict=True)]
+    return graded(all(near), fmean(near) > 0.5)
 
 
 def as_often_as_not(up: int, of: int) -> tuple[str, float]:
@@ -111,8 +197,8 @@ def as_often_as_not(up: int, of: int) -> tuple[str, float]:
 
     p = float(binomtest(up, of).pvalue)
     if p < LEVEL:
-        return NO, p
-    return (YES if of <= 3 * up <= 2 * of else CAVEAT), p
+        return NOT, p
+    return (REPRODUCED if of <= 3 * up <= 2 * of else CAVEAT), p
 
 
 def noticeable(rows: int, tests: int) -> float:
@@ -164,11 +250,11 @@ def no_clear_correlation(correlations: Sequence[Correlation]) -> tuple[str, list
         The verdict, and the measures that do go with it.
     """
     clear = list[str]()
-    for place, one in enumerate(sorted(correlations, key=lambda own: own.p_value)):
+    for place, one in enumerate(sorted(correlations, key=lambda one: one.p_value)):
         if one.p_value * (len(correlations) - place) >= LEVEL:
             break
         clear.append(one.measure)
-    return (YES if not clear else CAVEAT if 2 * len(clear) <= len(correlations) else NO), clear
+    return graded(not clear, 2 * len(clear) <= len(correlations)), clear
 
 
 def weakly_correlated(low: float, high: float) -> str:
@@ -177,21 +263,19 @@ def weakly_correlated(low: float, high: float) -> str:
     >>> weakly_correlated(-0.1, 0.3), weakly_correlated(0.4, 0.6), weakly_correlated(0.6, 0.8)
     ('reproduced', 'reproduced with a caveat', 'not reproduced')
     """
-    if low >= -0.5 and high <= 0.5:
-        return YES
-    return NO if low > 0.5 or high < -0.5 else CAVEAT
+    return graded(low >= -0.5 and high <= 0.5, low <= 0.5 and high >= -0.5)
 
 
 def none_collapsed(pairs: int, of: int) -> str:
     """Whether no pair has become one function; with a caveat where fewer than one in a thousand has."""
-    return YES if pairs == 0 else CAVEAT if pairs < of / 1000 else NO
+    return graded(pairs == 0, pairs < of / 1000)
 
 
 def stands_for(p_value: float, remainder: float) -> str:
     """Whether one population may stand for another: no test tells them apart, or the distance is not positive."""
-    return YES if p_value >= LEVEL or remainder <= 0 else NO
+    return REPRODUCED if p_value >= LEVEL or remainder <= 0 else NOT
 
 
 def varies_more(inside: float, outside: float) -> str:
     """Whether numbers outside vary more, relative to their mean, than inside."""
-    return YES if outside > inside else NO
+    return REPRODUCED if outside > inside else NOT

@@ -1,4 +1,4 @@
-"""The top of the report, and its glossary."""
+"""What the paper published, the settings of both presets, the glossary and the summary of the report."""
 
 from __future__ import annotations
 
@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import onebasin as ob
-from onebasin_papers.study import Plan
-
-# ----------------------------------------------------------------------
-# What Xiao, Liu & Bamler (arXiv 2401.00611) report: numbers of their table, and those read off their vector fig
-
+from onebasin_papers.study import Settings
 
 UNITS = 512
 GRADIENTS = 5_000_000  # of their HMC run, each over all 60,000 images
@@ -103,12 +99,8 @@ PRUNING = {
 }
 
 
-# ----------------------------------------------------------------------
-# What the study of compact posteriors runs: the quick preset on digits, the full one on the paper's network.
-
-
 @dataclass(frozen=True)
-class CompactPlan(Plan):
+class CompactSettings(Settings):
     """Sizes and budgets.
 
     The quick preset is about one hidden layer of 64 units on the embedded digits. The full one is the paper's own
@@ -182,7 +174,7 @@ class CompactPlan(Plan):
 _GRID = tuple(1 + (UNITS - 2) * step // 49 for step in range(50))  # the paper's 50 numbers of transpositions
 
 
-def plan(preset: str, data_dir: str | None) -> CompactPlan:
+def preset_settings(preset: str, data_dir: str | None) -> CompactSettings:
     """The settings of a preset.
 
     Args:
@@ -190,10 +182,10 @@ def plan(preset: str, data_dir: str | None) -> CompactPlan:
         data_dir: the folder that holds MNIST, for the full preset; None looks at ONEBASIN_DATA.
     """
     if preset == "quick":
-        return CompactPlan(preset, data_dir)
+        return CompactSettings(preset, data_dir)
     if preset != "full":
-        raise ob.errors.InputError(f'expected preset "quick" or "full", found {preset!r}: choose one of them')
-    return CompactPlan(
+        raise ob.errors.InputError(f'expected preset "quick" or "full", found {preset!r}: give "quick"')
+    return CompactSettings(
         preset,
         data_dir,
         units=UNITS,
@@ -216,10 +208,6 @@ def plan(preset: str, data_dir: str | None) -> CompactPlan:
         vi_rate=1e-3,
         refine_steps=1000,
     )
-
-
-# ----------------------------------------------------------------------
-# The top of the report, and its glossary.
 
 
 TERMS = {

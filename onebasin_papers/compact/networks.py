@@ -1,22 +1,18 @@
-"""The three posteriors that are compared, and their compact forms: HMC, a deep ensemble, variational inference."""
+"""The problem and the networks that all parts share: HMC, deep ensembles, variational inference, compact forms."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
+import torch
 from torch import Tensor
 
 import onebasin as ob
-from onebasin_papers.compact.presets import CompactPlan
+from onebasin_papers.compact.settings import CompactSettings
 from onebasin_papers.problem import Problem, digits_problem, mlp
-from onebasin_papers.study import Bench
+from onebasin_papers.study import Workspace
 
-# ----------------------------------------------------------------------
-# The problem, the symmetry and the judges that all parts of this study share.
-
-
-Runs = Bench[CompactPlan]
+CompactWorkspace = Workspace[CompactSettings]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,18 +68,18 @@ class Setting:
         """Share of the test examples that one network gets right."""
         return 1 - (ob.losses(self.problem.model, state, *self.problem.test).error or 0.0)
 
-    def start(self, bench: Runs, *name: str | int) -> ob.State:
+    def start(self, workspace: CompactWorkspace, *name: str | int) -> ob.State:
         """A fresh network with torch's own initialisation."""
-        return ob.fresh(self.problem.model, bench.number(*name), 0)
+        return ob.fresh(self.problem.model, workspace.seed_for(*name), 0)
 
 
-def setting(bench: Runs, units: int | None = None) -> Setting:
+def setting(workspace: CompactWorkspace, units: int | None = None) -> Setting:
     """The setting of a plan, or the same with another number of hidden units; made once."""
-    if units is None or units == bench.plan.units:
-        return bench.once("setting", lambda: _of(_problem(bench.plan)))
-    problem = setting(bench).problem
+    if units is None or units == workspace.settings.units:
+        return workspace.cached("setting", lambda: _setting_of(_problem(workspace.settings)))
+    problem = setting(workspace).problem
     model = mlp(problem.train[0].shape[1], units, 10)
-    return bench.once(f"setting-{units}", lambda: _of(replace(problem, model=model)))
+    return workspace.cached(f"setting-{units}", lambda: _setting_of(replace(problem, model=model)))
 
 
 def distance(a: ob.State, b: ob.State) -> float:
@@ -91,30 +87,26 @@ def distance(a: ob.State, b: ob.State) -> float:
     return sum(float((a[name].double() - b[name].double()).square().sum()) for name in a)
 
 
-def _of(problem: Problem) -> Setting:
-    found = ob.discover(problem.model, problem.train[0][:2])
-    spaces = tuple(space.without({"scale"}) for space in found.spaces)
-    return Setting(problem, replace(found, spaces=spaces))
+def _setting_of(problem: Problem) -> Setting:
+    symmetry = ob.discover(problem.model, problem.train[0][:2])
+    spaces = tuple(space.without({"scale"}) for space in symmetry.spaces)
+    return Setting(problem, replace(symmetry, spaces=spaces))
 
 
-def _problem(plan: CompactPlan) -> Problem:
-    return _mnist(plan) if plan.preset == "full" else digits_problem(plan.units)
+def _problem(settings: CompactSettings) -> Problem:
+    return _mnist(settings) if settings.preset == "full" else digits_problem(settings.units)
 
 
-def _mnist(plan: CompactPlan) -> Problem:
+def _mnist(settings: CompactSettings) -> Problem:
     import onebasin as ob
 
-    found = ob.data.load("mnist", directory=plan.data_dir)
-    train, test = (_flat(part) for part in (found.train, found.test))
-    return Problem("MNIST", mlp(784, plan.units, 10), train, test, test[0][:0], "nothing")
+    images = ob.data.load("mnist", directory=settings.data_dir)
+    train, test = (_flat(part) for part in (images.train, images.test))
+    return Problem("MNIST", mlp(784, settings.units, 10), train, test, test[0][:0], "nothing")
 
 
 def _flat(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return pair[0].flatten(1), pair[1]
-
-
-# ----------------------------------------------------------------------
-# The three posteriors that are compared, and their compact forms: HMC, a deep ensemble, variational inference.
 
 
 _START_EPOCHS = 20  # of the networks that chains start from
@@ -137,55 +129,60 @@ class Forms:
     rebased: ob.Posterior
 
 
-def hmc(bench: Runs, run: int) -> ob.Population:
+def hmc(workspace: CompactWorkspace, run: int) -> ob.Population:
     """Samples of one run of HMC, several chains of them."""
-    plan, problem = bench.plan, setting(bench).problem
-    method = ob.HMC(draws=plan.draws, warmup=plan.warmup, leapfrog=plan.leapfrog, epochs=_START_EPOCHS)
-    options: dict[str, Any] = {
-        "chains": plan.chains,
-        "prior": plan.prior,
-        "chains_per_batch": -(-plan.chains // plan.workers),
-        "threads": 1,
-        "workers": plan.workers,
-    }
-    return bench.networks(f"hmc-{run}", problem.model, problem.train, method, options)
+    settings, problem = workspace.settings, setting(workspace).problem
+    method = ob.HMC(draws=settings.draws, warmup=settings.warmup, leapfrog=settings.leapfrog, epochs=_START_EPOCHS)
+    return workspace.sample(
+        f"hmc-{run}",
+        problem.model,
+        problem.train,
+        method,
+        chains=settings.chains,
+        prior=settings.prior,
+        chains_per_batch=-(-settings.chains // settings.workers),
+        threads=1,
+        workers=settings.workers,
+    )
 
 
-def ensemble(bench: Runs, seed: int, units: int | None = None) -> ob.Population:
+def ensemble(workspace: CompactWorkspace, seed: int, units: int | None = None) -> ob.Population:
     """Independently trained networks, maximum a posteriori; of another width than the plan's if `units` are given."""
-    plan, here = bench.plan, setting(bench, units)
-    method = ob.Ensemble(epochs=plan.ensemble_epochs, optimizer="adam", lr=1e-3, batch=100)
+    settings, here = workspace.settings, setting(workspace, units)
+    method = ob.Ensemble(epochs=settings.ensemble_epochs, optimizer="adam", lr=1e-3, batch=100)
     name, problem = f"ensemble-{here.units}-{seed}", here.problem
-    options = {"chains": plan.members, "prior": plan.prior}
-    return bench.networks(name, problem.model, problem.train, method, options)
+    return workspace.sample(name, problem.model, problem.train, method, chains=settings.members, prior=settings.prior)
 
 
-def variational(bench: Runs, seed: int) -> ob.Posterior:
+def variational(workspace: CompactWorkspace, seed: int) -> ob.Posterior:
     """The mean-field Gaussian; it is kept beside the networks of the run."""
 
-    def made() -> ob.Posterior:
-        plan, problem = bench.plan, setting(bench).problem
-        file = bench.folder / "networks" / f"vi-{seed}.safetensors"
+    def make() -> ob.Posterior:
+        settings, problem = workspace.settings, setting(workspace).problem
+        file = workspace.folder / "networks" / f"vi-{seed}.safetensors"
         if not file.is_file():
             file.parent.mkdir(exist_ok=True)
-            method, drawn = ob.VI(epochs=plan.vi_epochs, batch=100, lr=plan.vi_rate), bench.number("vi", seed)
+            method, drawn = (
+                ob.VI(epochs=settings.vi_epochs, batch=100, lr=settings.vi_rate),
+                workspace.seed_for("vi", seed),
+            )
             posterior = ob.approximate(
-                problem.model, problem.train, method, prior=plan.prior, seed=drawn, progress=bench.show
+                problem.model, problem.train, method, prior=settings.prior, seed=drawn, progress=workspace.progress
             )
             posterior.save(file)
         return ob.load_posterior(file)
 
-    return bench.once(f"vi-{seed}", made)
+    return workspace.cached(f"vi-{seed}", make)
 
 
-def forms(bench: Runs, method: str, run: int, units: int | None = None) -> Forms:
+def forms(workspace: CompactWorkspace, method: str, run: int, units: int | None = None) -> Forms:
     """The compact forms of "hmc" or "ensemble", made once; the latter also of another width."""
-    samples = hmc(bench, run) if method == "hmc" else ensemble(bench, run, units)
-    here = setting(bench, units)
-    return bench.once(f"forms-{method}-{here.units}-{run}", lambda: _forms(bench, here, samples))
+    samples = hmc(workspace, run) if method == "hmc" else ensemble(workspace, run, units)
+    here = setting(workspace, units)
+    return workspace.cached(f"forms-{method}-{here.units}-{run}", lambda: _forms(workspace, here, samples))
 
 
-def _forms(bench: Runs, here: Setting, samples: ob.Population) -> Forms:
+def _forms(workspace: CompactWorkspace, here: Setting, samples: ob.Population) -> Forms:
     problem = here.problem
     aligned = ob.align(
         samples,
@@ -195,6 +192,16 @@ def _forms(bench: Runs, here: Setting, samples: ob.Population) -> Forms:
         model=problem.model,
         inputs=problem.train[0],
         kind="uncentred",
-        progress=bench.show,
+        progress=workspace.progress,
     ).population
     return Forms(samples, aligned, *(ob.fit(population, model=problem.model) for population in (samples, aligned)))
+
+
+WEIGHTS = 500  # of the first layer, whose effective sample size is looked at
+
+
+def weight_mixing(samples: ob.Population) -> ob.Mixing:
+    """R-hat and effective sample size of some weights, evenly spaced over the first layer."""
+    weights = samples.tensor("0.weight").flatten(1)
+    places = torch.linspace(0, weights.shape[1] - 1, min(WEIGHTS, weights.shape[1])).long()
+    return ob.mixing(weights[:, places][ob.chain_rows(samples)])

@@ -1,4 +1,4 @@
-"""The study in about ten sentences, made of its claims."""
+"""What the paper published, the settings of both presets, the glossary and the summary of the report."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import onebasin as ob
-from onebasin_papers.study import Plan
+from onebasin_papers.study import Settings
 
-# ----------------------------------------------------------------------
-# What the paper reports: ResNet-18 on CIFAR-100, foreign images from SVHN, no errors given.
-
+report = ob.reporting
 
 MEASURES = ("mmd", "ns", "accuracy", "ece", "ace", "brier", "aupr", "fpr95", "id_mi", "ood_mi")
 ONE, MULTI = "one mode", "multi mode"
@@ -47,12 +45,8 @@ def column(measure: str) -> list[float]:
     return [row[MEASURES.index(measure)] for row in _ROWS.values()]
 
 
-# ----------------------------------------------------------------------
-# What `reproduce symmetry` runs: sizes and budgets of both presets, in one place.
-
-
 @dataclass(frozen=True)
-class SymmetryPlan(Plan):
+class SymmetrySettings(Settings):
     """Settings of the study.
 
     Attributes:
@@ -123,7 +117,7 @@ class SymmetryPlan(Plan):
     archive_networks: int = 128
 
 
-QUICK = SymmetryPlan()
+QUICK = SymmetrySettings()
 # What it costs: about 2,900 passes over CIFAR-10 for trainings and some 2,400 gradients of all images for HMC. A pass
 # of ResNet-20 forwards and backwards takes about ten minutes of one core, so this is a matter of weeks on two of them.
 # Every finished network is kept and an interrupted run goes on; HMC is far from converged, and its R-hat is told.
@@ -160,10 +154,10 @@ FULL = replace(
 _PRESETS = {"quick": QUICK, "full": FULL}
 
 
-def plan(preset: str = "quick", data_dir: str | None = None) -> SymmetryPlan:
+def preset_settings(preset: str = "quick", data_dir: str | None = None) -> SymmetrySettings:
     """The settings of a preset.
 
-    >>> plan("quick").architecture, plan("full").architecture
+    >>> preset_settings("quick").architecture, preset_settings("full").architecture
     ('mlp', 'resnet20')
 
     Args:
@@ -171,12 +165,8 @@ def plan(preset: str = "quick", data_dir: str | None = None) -> SymmetryPlan:
         data_dir: the folder with data sets for the full preset.
     """
     if preset not in _PRESETS:
-        raise ob.errors.InputError(f"expected preset quick or full, found {preset!r}: give one of these")
+        raise ob.errors.InputError(f"expected preset quick or full, found {preset!r}: give quick")
     return replace(_PRESETS[preset], data_dir=data_dir)
-
-
-# ----------------------------------------------------------------------
-# Words of the study, for the glossary of its report.
 
 
 TERMS = {
@@ -218,28 +208,26 @@ TERMS = {
 }
 
 
-# ----------------------------------------------------------------------
-# The study in about ten sentences, made of its claims.
-
-
 MOST = 15  # sentences
 
 
-def summarise(sections: Sequence[ob.reporting.Section]) -> list[str]:
+def summarise(sections: Sequence[report.Section]) -> list[str]:
     """The count of verdicts, then each question with its answer, and what did not hold.
 
-    >>> claim = ob.reporting.Claim("They fly.", "not reproduced", "penguins do not")
-    >>> summarise([ob.reporting.Section("birds", "Do birds fly?", ("Most do.",), claims=(claim,))])
+    >>> claim = report.Claim("They fly.", "not reproduced", "penguins do not")
+    >>> summarise([report.Section("birds", "Do birds fly?", ("Most do.",), claims=(claim,))])
     ['Of 1 claim 0 were reproduced, 0 with a caveat, and 1 not.', 'Do birds fly? Most do.', 'Not reproduced: They fly.']
     """
     claims = [claim for section in sections for claim in section.claims]
-    counts = [sum(claim.verdict == verdict for claim in claims) for verdict in ob.reporting.VERDICTS]
-    said = f"Of {len(claims)} claim{'' if len(claims) == 1 else 's'} {counts[0]} were reproduced, {counts[1]} with a "
-    found = [f"{said}caveat, and {counts[2]} not."] if claims else []
-    found += [f"{section.title} {section.text[0]}" for section in sections if section.text]
-    found += [_failed(claim) for claim in claims if claim.verdict == ob.reporting.VERDICTS[2]]
-    return found[:MOST]
+    counts = [sum(claim.verdict == verdict for claim in claims) for verdict in report.VERDICTS]
+    counted = (
+        f"Of {len(claims)} claim{'' if len(claims) == 1 else 's'} {counts[0]} were reproduced, {counts[1]} with a "
+    )
+    sentences = [f"{counted}caveat, and {counts[2]} not."] if claims else []
+    sentences += [f"{section.title} {section.text[0]}" for section in sections if section.text]
+    sentences += [_failed(claim) for claim in claims if claim.verdict == report.VERDICTS[2]]
+    return sentences[:MOST]
 
 
-def _failed(claim: ob.reporting.Claim) -> str:
+def _failed(claim: report.Claim) -> str:
     return f"{claim.verdict.capitalize()}: {claim.text}"
