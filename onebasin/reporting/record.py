@@ -462,10 +462,10 @@ def write_record(record: Record, path: str | os.PathLike[str]) -> None:
     """
     file = Path(path)
     text = json.dumps({"format": FORMAT, "version": VERSION, "record": encode(record)}, indent=1, allow_nan=False)
-    from onebasin.storage import write_text  # needs numpy, which showing a record does not
+    from onebasin.storage import publish  # needs numpy, which showing a record does not
 
     try:
-        write_text(file, text + "\n")
+        publish(file, lambda opened: opened.write(f"{text}\n".encode()), replace=True)
     except OSError as error:
         raise DiskError(f"{file} cannot be written ({error.strerror or error}): choose another folder") from error
 
