@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_unflatten
 from benchmarks.peers.environment import PeerMissing, call
 from benchmarks.targets import Targets, head
 from benchmarks.train import mlp
-from onebasin.inference.journal import chains_per_batch_for
+from onebasin.inference.job import chains_per_batch_for
 from onebasin.inference.target import Target, target_of
 
 NETWORKS = {

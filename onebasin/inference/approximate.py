@@ -39,6 +39,7 @@ def approximate(
     compile: bool | None = None,
     piece: int = PIECE,
     chains_per_batch: int | None = None,
+    chunk: int | None = None,
     threads: int | None = None,
     progress: Progress | None = None,
     **misplaced: Never,
@@ -68,6 +69,7 @@ def approximate(
         compile: as there.
         piece: as there.
         chains_per_batch: as there.
+        chunk: as there.
         threads: as there.
         progress: as there.
         **misplaced: none; options of the method belong to the method.
@@ -84,7 +86,7 @@ def approximate(
         model, data, method, density=density, chains=chains, seed=seed, start=start, compile=compile,
         chains_per_batch=chains_per_batch, threads=threads,
     )  # fmt: skip
-    batches, runner = job.batches(), Runner(job)
+    batches, runner = job.batches(chunk), Runner(job)
     report = None if progress is None else ProgressSum(progress, len(batches))
     runner.plan = replace(runner.plan, draws=0)
     kernel = runner.plan.stages[-1].kernel

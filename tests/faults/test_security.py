@@ -34,6 +34,7 @@ from onebasin.reporting.page import page
 from onebasin.reporting.record import Axis, Figure, Panel, Record, Section, Series, read_record, write_record
 from onebasin.reporting.write import write_report
 from onebasin.symmetry.group import Symmetry
+from tests.judging import sample
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
@@ -232,7 +233,6 @@ import resource, sys, time
 from onebasin import Population
 from onebasin.data import load
 from onebasin.errors import OnebasinError
-from tests.judging import sample
 pages = int(open("/proc/self/statm").read().split()[0])
 limit = pages * resource.getpagesize() + (2 << 30)
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -403,7 +403,6 @@ def test_only_these_files_import_what_a_text_names() -> None:
         "doorway.py",  # names of our own rooms
         "cli/main.py",  # names of our own verbs
         "cli/reproduce.py",  # names of our own studies
-        "inference/runs/job.py",  # names of our own methods
         "population/hub_cache.py",  # huggingface_hub
         "cli/load.py",  # what the user named on the command line
     }

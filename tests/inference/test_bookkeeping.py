@@ -41,9 +41,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def drawn(method: str, **options: Any) -> Population:
-    settings = {"chains": 5, "chains_per_batch": 3, "seed": 4, "noise": 0.3, "compile": False, **OPTIONS[method], **options}
+    run = {"chains": 5, "chains_per_batch": 3, "seed": 4, "noise": 0.3, "compile": False}
     torch.manual_seed(0)
-    return sample(Net(), (X, Y), method, **settings)
+    return sample(Net(), (X, Y), method, **{**run, **OPTIONS[method], **options})
 
 
 @cache
@@ -90,7 +90,7 @@ def test_a_run_is_repeatable_and_its_seed_matters(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", list(OPTIONS))
-def test_fewer_modes_are_the_first_of_many(method: str) -> None:
+def test_fewer_chains_are_the_first_of_many(method: str) -> None:
     """In windows of the same size; windows of another size round differently."""
     many, few = reference(method), drawn(method, chains=3)
     assert torch.equal(weights_of(many)[many.chain < 3], weights_of(few)[few.chain < 3])

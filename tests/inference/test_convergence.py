@@ -14,8 +14,8 @@ from onebasin.data.load import load
 from onebasin.examples.small import digits_mlp
 from onebasin.inference.convergence import LEAST_FALL, Tail, unfinished
 from onebasin.inference.kernel import Stage, StepIndex
-from onebasin.inference.methods.ensemble import Optimiser
 from onebasin.inference.target import Minibatches
+from onebasin.inference.training import Optimizer
 from tests.judging import approximate, sample
 
 Run = Callable[..., tuple[int, str, str]]
@@ -27,7 +27,7 @@ class Kernel:
     """Nothing but a schedule."""
 
     def __init__(self, schedule: str) -> None:
-        self.optimiser = Optimiser(lr_schedule=schedule)
+        self.optimizer = Optimizer(schedule=schedule)
         self.minibatches = Minibatches(50, 10)
 
 
@@ -53,7 +53,7 @@ def test_the_trend_is_that_of_least_squares(schedule: str, steps: int, bins: int
     """Epochs have 5 steps: bins of 1,000 and of 60 steps are whole epochs, of fewer single steps."""
     tail, numbers = tail_of(steps, schedule), np.random.default_rng(0)
     losses = 2 + 0.1 * numbers.standard_normal((3, steps))
-    rate = np.array([Optimiser(lr_schedule=schedule).rate_at(StepIndex(step, steps)) for step in range(steps)])
+    rate = np.array([Optimizer(schedule=schedule).lr_at(StepIndex(step, steps)) for step in range(steps)])
     share = np.cumsum(rate) / rate.sum()
     found = judged(tail, losses)
     assert tail.bins == bins
@@ -84,7 +84,7 @@ def test_noise_is_seldom_taken_for_a_trend_and_a_trend_is_found(schedule: str) -
     found = judged(tail, 1 + noise)
     assert float(found["loss_fall"].std()) > 10 * LEAST_FALL  # so that only the noise holds it back
     assert abs(len(falling(found)) - 20) < 3 * (2000 * 0.01 * 0.99) ** 0.5
-    rate = np.array([Optimiser(lr_schedule=schedule).rate_at(StepIndex(step, 1000)) for step in range(1000)])
+    rate = np.array([Optimizer(schedule=schedule).lr_at(StepIndex(step, 1000)) for step in range(1000)])
     share = np.cumsum(rate) / rate.sum()
     assert falling(judged(tail, 1 - 0.1 * share + 1e-4 * noise[:50])) == list(range(50))
     assert falling(judged(tail, 1 - 0.01 * share + 1e-4 * noise[:50])) == []

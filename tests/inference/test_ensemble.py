@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from onebasin.errors import InputError
 from onebasin.inference.kernel import StepIndex
-from onebasin.inference.methods.ensemble import Optimiser, build
+from onebasin.inference.methods.ensemble import Ensemble
 from onebasin.inference.seeds import Streams
 from onebasin.inference.start import fresh
 from onebasin.inference.target import Minibatches
+from onebasin.inference.training import Optimizer
 from tests.judging import Conjugate, drawn, numbers, sample, weights_of
 
 EXAMPLES, BATCH, EPOCHS = 20, 6, 8
@@ -119,10 +120,10 @@ def test_checkpoints_are_longer_trainings(optimiser: str) -> None:
 
 def test_snapshots_share_the_epochs_in_cycles_of_a_cosine() -> None:
     problem = Conjugate.of(20)
-    plan = build(problem.target, epochs=12, batch=5, draws=3, snapshots=True, lr=0.1)
+    plan = Ensemble(epochs=12, batch=5, draws=3, snapshots=True, lr=0.1).plan(problem.target)
     assert plan.thin == (16,) and plan.draws == 3
-    optimiser = plan.stages[-1].kernel.optimiser
-    rates = [optimiser.rate_at(StepIndex(step, 0)) for step in range(48)]
+    optimizer = plan.stages[-1].kernel.optimizer
+    rates = [optimizer.lr_at(StepIndex(step, 0)) for step in range(48)]
     assert (
         rates[:16] == rates[16:32] == rates[32:] and rates[0] == pytest.approx(0.1) and rates[8] == pytest.approx(0.05)
     )
@@ -149,18 +150,18 @@ def test_batches_without_a_gradient_are_passed_over() -> None:
     ("options", "message"),
     [
         ({"optimizer": "rmsprop"}, "adam"),
-        ({"lr_schedule": "linear"}, "schedule out of"),
+        ({"lr_schedule": "linear"}, 'lr_schedule "constant" or "cosine"'),
         ({"lr": 0.0}, "positive learning rate"),
         ({"epochs": -1}, "epochs to be a whole number from 0 on"),
         ({"draws": 0}, "draws to be a whole number from 1 on"),
-        ({"batch": 0}, "at least 1 example"),
+        ({"batch": 0}, "batch to be a whole number from 1 on"),
     ],
 )
 def test_wrong_options_are_refused(options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        build(Conjugate.of(12).target, **options)
+        Ensemble(**options).plan(Conjugate.of(12).target)
 
 
 def test_cosine_goes_from_the_rate_to_zero() -> None:
-    rates = [Optimiser(lr=0.3, lr_schedule="cosine").rate_at(StepIndex(step, 10)) for step in range(12)]
+    rates = [Optimizer(lr=0.3, schedule="cosine").lr_at(StepIndex(step, 10)) for step in range(12)]
     assert rates[0] == pytest.approx(0.3) and rates[5] == pytest.approx(0.15) and rates[10] == rates[11] == 0

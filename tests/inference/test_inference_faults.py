@@ -178,7 +178,7 @@ STATELESS = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats
         (Branching(), (X, Y), {"noise": 0.5}, "functional_call and vmap"),
         (net(), (X, Y), {"noise": 0.5, "temperature": float("inf")}, "temperature"),
         (net(), (X, Y), {"noise": 0.5, "leapfrog": 2.5}, "a whole number for leapfrog"),
-        (net(), (X, Y), {"noise": 0.5, "lr": "fast"}, "a number for rate"),
+        (net(), (X, Y), {"noise": 0.5, "lr": "fast"}, "a number for lr"),
         (net(), (X, Y), {"noise": 0.5, "threads": -1}, "threads"),
         (net(), (X, Y), {"noise": 0.5, "compile": "x"}, "for compile"),
         (net(), None, {"log_density": lambda own: own["0.weight"].sum(0)}, "one number"),
@@ -229,7 +229,9 @@ def test_a_script_without_a_guard_can_have_workers(tmp_path: Path) -> None:
         "import torch, onebasin as ob\nfrom torch import nn\n"
         "x = torch.zeros(8, 1)\n"
         "class Own(nn.Linear): pass\n"
-        "found = sample(Own(1, 1), (x, x), noise=1.0, chains=4, workers=2, draws=2, warmup=1, epochs=1)\n"
+        "class Mine(ob.HMC): pass\n"
+        "method = Mine(draws=2, warmup=1, epochs=1)\n"
+        "found = ob.sample(Own(1, 1), (x, x), method, noise=1.0, chains=4, workers=2)\n"
         "print(len(found))\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}

@@ -1,4 +1,4 @@
-"""Microcanonical Langevin: reversible motion at constant speed and energy, and right draws when it is tuned finely."""
+"""MCLMCKernel Langevin: reversible motion at constant speed and energy, and right draws when it is tuned finely."""
 
 import math
 from itertools import pairwise
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from onebasin.errors import InputError
 from onebasin.functional.call import global_seed
 from onebasin.inference.kernel import Draws, StepIndex
-from onebasin.inference.methods.mclmc import MCLMCState, Microcanonical, build, kick, unit
+from onebasin.inference.methods.mclmc import MCLMC, MCLMCKernel, MCLMCState, kick, unit
 from onebasin.inference.seeds import Streams
 from onebasin.inference.target import Target, target_of
 from onebasin.metrics.chains import ess
@@ -31,8 +31,8 @@ class Silent(Streams):
         return torch.zeros_like(like)
 
 
-def started(target: Target, step: float, chains: int = 3) -> tuple[Microcanonical, MCLMCState]:
-    kernel = Microcanonical(target, length=1e9)
+def started(target: Target, step: float, chains: int = 3) -> tuple[MCLMCKernel, MCLMCState]:
+    kernel = MCLMCKernel(target, MCLMC(length=1e9))
     position = numbers(chains, target.layout.size)
     state = kernel.init(Draws(position, {}, torch.zeros(chains)), Streams(0, range(chains), 0))
     return kernel, state._replace(step=torch.full((chains,), step, dtype=torch.float64))
@@ -94,7 +94,7 @@ def test_an_anisotropic_gaussian_is_sampled_within_its_monte_carlo_error() -> No
 
 def test_the_step_size_is_tuned_to_the_wished_error() -> None:
     target = gaussian(torch.linspace(0.2, 2.0, 40, dtype=torch.float64))
-    plan = build(target, warmup=4000, variance=1e-2, epochs=0)
+    plan = MCLMC(warmup=4000, variance=1e-2, epochs=0).plan(target)
     kernel = plan.stages[1].kernel
     streams = Streams(0, range(4), 0)
     state = kernel.init(Draws(numbers(4, 40), {}, torch.zeros(4)), streams)
@@ -129,4 +129,4 @@ def test_bad_settings_get_sentences() -> None:
         sample(nn.Linear(1, 1, bias=False), None, "mclmc")
     with pytest.raises(InputError, match="positive length"):
         sample(nn.Linear(2, 1), None, "mclmc", variance=-1.0)
-    assert math.isclose(build(gaussian(torch.ones(9, dtype=torch.float64))).stages[1].kernel.length, 3.0)
+    assert math.isclose(MCLMC().plan(gaussian(torch.ones(9, dtype=torch.float64))).stages[1].kernel.length, 3.0)

@@ -1,5 +1,6 @@
 """Runs that are interrupted: nothing finished is lost, and the end is the same as without interruption."""
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from onebasin.errors import InputError
 from onebasin.inference import driver as loop
 from onebasin.inference.journal import read_info
 from onebasin.inference.sample import by_chain
+from onebasin.storage import read_tensors, write_tensors
 from tests.interrupted_run import OPTIONS, problem
 from tests.judging import sample
 
@@ -51,8 +53,9 @@ def test_control_c_keeps_every_finished_draw(tmp_path: Path) -> None:
         "from tests.interrupted_run import *\n"
         "model, data = problem()\n"
         "told = lambda done, total, text: print(text, flush=True)\n"
-        f"sample(model, data, 'hmc', chains=3, noise=0.1, path={str(tmp_path / 'run')!r}, progress=told,\n"
-        "       compile=False, draws=100000, warmup=5, leapfrog=3, epochs=1)\n"
+        "method = ob.HMC(draws=100000, warmup=5, leapfrog=3, epochs=1)\n"
+        f"ob.sample(model, data, method, chains=3, noise=0.1, path={str(tmp_path / 'run')!r}, progress=told,\n"
+        "          compile=False)\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE.parent
@@ -76,10 +79,11 @@ def test_a_run_in_memory_and_on_disk_draws_the_same(tmp_path: Path) -> None:
     assert memory.provenance["diagnostics"] == disk.provenance["diagnostics"]
 
 
-def test_a_finished_run_can_be_resumed_for_more_draws(tmp_path: Path) -> None:
+def test_a_finished_run_is_returned_and_makes_more_draws(tmp_path: Path) -> None:
     model, data = problem()
     options = {"chains": 2, "noise": 0.1, "warmup": 5, "leapfrog": 3, "epochs": 2, "seed": 1}
-    sample(model, data, "hmc", path=tmp_path / "run", draws=30, **options)
+    first = sample(model, data, "hmc", path=tmp_path / "run", draws=30, **options)
+    assert same(first, sample(model, data, "hmc", path=tmp_path / "run", draws=30, **options))
     more = sample(model, data, "hmc", path=tmp_path / "run", draws=37, **options)
     whole = sample(model, data, "hmc", draws=37, **options)
     for chain in range(2):
@@ -92,9 +96,7 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
     model, data = problem()
     options = {"noise": 0.1, "draws": 2, "warmup": 2, "leapfrog": 2, "epochs": 1}
     sample(model, data, "hmc", path=tmp_path / "run", **options)
-    with pytest.raises(InputError, match="resume=True"):
-        sample(model, data, "hmc", path=tmp_path / "run", **options)
-    with pytest.raises(InputError, match="another seed: 1 instead of 0"):
+    with pytest.raises(InputError, match=r"another seed: 0, found 1 now; give the same .* or choose another path"):
         sample(model, data, "hmc", path=tmp_path / "run", seed=1, **options)
     with pytest.raises(InputError, match="another noise"):
         sample(model, data, "hmc", path=tmp_path / "run", **{**options, "noise": 0.2})
@@ -102,8 +104,10 @@ def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
         sample(model, (data[0] + 1, data[1]), "hmc", path=tmp_path / "run", **options)
     with pytest.raises(InputError, match="another architecture"):
         sample(nn.Linear(1, 1), data, "hmc", path=tmp_path / "run", **options)
-    with pytest.raises(InputError, match="give path="):
-        sample(model, data, "hmc", **options)
+    with pytest.raises(InputError, match="another method: 'hmc', found 'ensemble'"):
+        sample(model, data, "ensemble", path=tmp_path / "run", noise=0.1)
+    with pytest.raises(InputError, match="another leapfrog: 2, found 3"):
+        sample(model, data, "hmc", path=tmp_path / "run", **{**options, "leapfrog": 3})
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("mine")
     with pytest.raises(InputError, match="not empty"):
@@ -123,3 +127,25 @@ def test_a_checkpoint_is_written_now_and_then(tmp_path: Path, monkeypatch: pytes
     assert list((tmp_path / "run" / "run").glob("state-*"))
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1][0] == seen[-1][1]
+
+
+def test_a_run_of_0_1_goes_on(tmp_path: Path) -> None:
+    """As 0.1 stored it: modes, lanes, only the options that were given, by their old names, and `rest` in States."""
+    model = nn.Sequential(nn.Linear(1, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    _, data = problem()
+    options = {"chains": 2, "noise": 0.1, "warmup": 5, "leapfrog": 3, "epochs": 2, "lr": 0.01, "lr_schedule": "cosine"}
+    sample(model, data, "hmc", path=tmp_path / "run", draws=3, **options)
+    file = tmp_path / "run" / "run" / "definition.json"
+    definition = json.loads(file.read_text())
+    definition["modes"], definition["lanes"] = definition.pop("chains"), definition.pop("chains_per_batch")
+    given = {"draws": 3, "warmup": 5, "leapfrog": 3, "epochs": 2, "rate": 0.01, "schedule": "cosine"}
+    file.write_text(json.dumps({**definition, "options": given, "density": {"noise": 0.1}}))
+    state = tmp_path / "run" / "run" / "state-u000000.safetensors"
+    tensors, facts = read_tensors(state)
+    old = {name.replace("buffers/", "rest/"): value for name, value in tensors.items()}
+    assert old.keys() != tensors.keys()
+    write_tensors(state, old, facts)
+    more = sample(model, data, "hmc", path=tmp_path / "run", draws=5, **options)
+    assert same(more, sample(model, data, "hmc", draws=5, **options))
+    with pytest.raises(InputError, match=r"another lr: 0.01, found 0.001"):
+        sample(model, data, "hmc", path=tmp_path / "run", draws=5, **{**options, "lr": 0.001})

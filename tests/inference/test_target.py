@@ -227,7 +227,7 @@ def test_compiled_is_eager() -> None:
         a = eager(other, eager.buffers_for(3), rows, training=True)
         b = quick(other, quick.buffers_for(3), rows, training=True)
         torch.testing.assert_close(evaluated(a, eager), evaluated(b, quick), rtol=1e-9, atol=1e-9)
-    assert next(iter(quick._made.values())).compiled, "it was not compiled at all"
+    assert next(iter(quick._functions.values())).compiled, "it was not compiled at all"
 
 
 def test_half_precision_model_is_computed_in_single() -> None:

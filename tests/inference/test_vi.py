@@ -10,8 +10,7 @@ from torch.func import functional_call
 
 from onebasin.errors import InputError
 from onebasin.inference.kernel import Draws, StepIndex
-from onebasin.inference.methods.ensemble import Optimiser
-from onebasin.inference.methods.vi import Fit, Variational, build
+from onebasin.inference.methods.vi import VI, Fit, VIKernel
 from onebasin.inference.seeds import Streams
 from onebasin.inference.target import Minibatches, Target, target_of
 
@@ -26,9 +25,9 @@ def numbers(*size: int, seed: int = 0) -> Tensor:
     return torch.randn(*size, generator=seeded(seed), dtype=torch.float64)
 
 
-def kernel_of(target: Target, **options: Any) -> Variational:
-    kernel = build(target, **options).stages[0].kernel
-    assert isinstance(kernel, Variational)
+def kernel_of(target: Target, **options: Any) -> VIKernel:
+    kernel = VI(**options).plan(target).stages[0].kernel
+    assert isinstance(kernel, VIKernel)
     return kernel
 
 
@@ -241,15 +240,15 @@ def test_a_chain_with_an_infinite_gradient_stays() -> None:
 
 def test_bad_options_are_told_in_a_sentence() -> None:
     with pytest.raises(InputError, match="needs a proper prior"):
-        build(regression(prior=None))
+        VI().plan(regression(prior=None))
     with pytest.raises(InputError, match="kl_weight >= 0"):
-        build(regression(), kl_weight=-1.0)
+        VI(kl_weight=-1.0).plan(regression())
     with pytest.raises(InputError, match="init_std"):
-        build(regression(), init_std=0.0)
+        VI(init_std=0.0).plan(regression())
     with pytest.raises(InputError, match="samples"):
-        build(regression(), samples=0)
+        VI(samples=0).plan(regression())
     with pytest.raises(InputError, match="needs a proper prior"):
-        Variational(regression({"bias": math.inf}), Optimiser(), Minibatches(30, None))
+        VIKernel(regression({"bias": math.inf}), Minibatches(30, None))
 
 
 def test_the_library_posteriors_finds_the_same_optimum() -> None:

@@ -21,7 +21,7 @@ def test_numpyro_and_blackjax_give_dicts_of_arrays_with_chain_and_draw_axes() ->
     assert population.chain is not None
     assert population.chain.tolist() == [chain for chain in range(4) for _ in range(5)]
     assert np.array_equal(population.member(7)["0.weight"].numpy(), draws["0.weight"][1, 2])
-    assert len(ob.diagnose(population).weights) == 4
+    assert len(ob.diagnose(None, population).weights) == 4
 
 
 def test_hamiltorch_gives_a_list_of_flat_vectors_in_the_order_of_parameters() -> None:

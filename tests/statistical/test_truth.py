@@ -124,8 +124,8 @@ def test_temperature_scales_the_covariance(method: str, temperature: float) -> N
 def test_thermometers_of_a_run(temperature: float) -> None:
     options = {"step": 0.2, "friction": 0.3, "batch": None, "warmup": 100, "draws": 50, "epochs": 0}
     found = sample(
-        REGRESSION.model, REGRESSION.data, "sghmc", chains=100, chains_per_batch=100, compile=False, temperature=temperature,
-        **REGRESSION.density, **options,
+        REGRESSION.model, REGRESSION.data, "sghmc", chains=100, chains_per_batch=100, compile=False,
+        temperature=temperature, **REGRESSION.density, **options,
     ).provenance["diagnostics"]  # fmt: skip
     for name in ("kinetic_temperature", "configurational_temperature"):
         assert_mean(torch.tensor(found[name], dtype=torch.float64), temperature)
@@ -135,7 +135,14 @@ def test_thermometers_of_a_run(temperature: float) -> None:
 def test_energies_of_a_run() -> None:
     options = {"leapfrog": 4, "warmup": 80, "draws": 60, "epochs": 0}
     found = sample(
-        REGRESSION.model, REGRESSION.data, "hmc", chains=60, chains_per_batch=60, compile=False, **REGRESSION.density, **options
+        REGRESSION.model,
+        REGRESSION.data,
+        "hmc",
+        chains=60,
+        chains_per_batch=60,
+        compile=False,
+        **REGRESSION.density,
+        **options,
     ).provenance["diagnostics"]
     assert_mean(torch.tensor(found["exp_energy_change"], dtype=torch.float64), 1.0)
     assert_mean(torch.tensor(found["accepted"], dtype=torch.float64) - torch.tensor(found["acceptance"]), 0.0)

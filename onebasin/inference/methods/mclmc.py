@@ -127,6 +127,11 @@ class MCLMCKernel:
     target: Target
     method: MCLMC = MCLMC()
 
+    @property
+    def length(self) -> float:
+        """L."""
+        return self.method.length or math.sqrt(self.target.layout.size)
+
     def init(self, start: Draws, streams: Streams) -> MCLMCState:
         """Start at given networks in random directions."""
         evaluation = self.target(start.position, start.buffers)
@@ -158,8 +163,7 @@ class MCLMCKernel:
 
     def _turned(self, state: MCLMCState, streams: Streams) -> MCLMCState:
         noise = streams.gaussian("turn", state.direction)
-        length = self.method.length or math.sqrt(noise.shape[1])
-        amount = (torch.expm1(2 * state.step / length) / noise.shape[1]).sqrt()
+        amount = (torch.expm1(2 * state.step / self.length) / noise.shape[1]).sqrt()
         return state._replace(direction=unit(torch.addcmul(state.direction, amount.to(noise)[:, None], noise)))
 
     def _tuned(self, state: MCLMCState, error: Tensor, sound: Tensor, step_index: StepIndex) -> MCLMCState:
