@@ -76,13 +76,8 @@ def measured(
 ) -> Iterator[Found]:
     """Measure one tensor, tile by tile.
 
-    Args:
-        a: one population.
-        b: the other.
-        name: of the tensor.
-        metrics: "l2", "l1" or both.
-        executor: who does it if it is worth it.
-        block: bytes of columns that are read together.
+    Metrics are "l2", "l1" or both; the executor is used where a tile is worth it, and `block` bytes of columns are read
+    together.
     """
     work = Work(name, tuple(metrics), len(a), a.spec[name].size, _dtype(a, b, name), block)
     pairs = tiles(len(a), len(b))
@@ -244,9 +239,7 @@ class Distances:
     def pooled(self, metric: str, *, spend: bool = False) -> Pooled:
         """Distances as `mmd` takes them: not squared.
 
-        Args:
-            metric: which.
-            spend: make them of these in place, which are not to be used any more.
+        `spend` makes them in place, of these distances, which are not to be used any more.
         """
         matrix = self._matrix(metric)
         if metric == "l2":
@@ -280,11 +273,7 @@ class Distances:
         return Distances(self.split, l2, l1, 0.0)
 
     def added_to(self, total: Distances | None) -> Distances:
-        """Add these to the distances of other tensors, in place: matrices of pairs are large. A copy if there are none.
-
-        Args:
-            total: of the others, which is changed and returned.
-        """
+        """Add these to the distances of other tensors, in place: matrices of pairs are large. A copy if there are none."""
         if total is None:
             l2, l1 = (None if own is None else own.clone() for own in (self.l2, self.l1))
             return Distances(self.split, l2, l1)
@@ -330,15 +319,7 @@ def tensor_distances(
     executor: Executor | None = None,
     names: Sequence[str] | None = None,
 ) -> Iterator[tuple[str, Distances]]:
-    """Yield (name, distances) of one tensor after the other.
-
-    Args:
-        a: as in `pair_distances`.
-        b: as in `pair_distances`.
-        metrics: as in `pair_distances`.
-        executor: as in `pair_distances`.
-        names: the tensors to compare; by default those that `weight_names` lists.
-    """
+    """Yield (name, distances) of one tensor after the other."""
     names = weight_names(a, b) if names is None else names
     if not metrics or set(metrics) - set(METRICS):
         raise InputError(f"expected metrics out of {', '.join(METRICS)}, found {tuple(metrics)}: choose one or both")

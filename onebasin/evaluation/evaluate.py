@@ -192,10 +192,7 @@ def estimates(numbers: Numbers, sizes: Sequence[int], resampling: Resampling) ->
     >>> estimates(mean_estimator({"x": torch.arange(5.0)}), [5], Resampling(100, 0.9, 0))["x"].value
     2.0
 
-    Args:
-        numbers: computes them.
-        sizes: examples in each sample that is drawn by itself.
-        resampling: how intervals are made.
+    Each of `sizes` is the number of examples in a sample that is drawn by itself.
     """
     whole = numbers(None)
     value = torch.stack(list(whole.values()))
@@ -241,9 +238,6 @@ def mean_estimator(values: Mapping[str, Tensor]) -> Numbers:
 
     >>> mean_estimator({"x": torch.tensor([1.0, 3.0])})((torch.tensor([[0.0, 2.0]]),))
     {'x': tensor([3.], dtype=torch.float64)}
-
-    Args:
-        values: one per example (examples,), by name.
     """
     return lambda counts: {name: weighted_mean(own, only(counts)) for name, own in values.items()}
 
@@ -386,15 +380,7 @@ Noise = float | str | None
 def value_numbers(
     outputs: Tensor, targets: Tensor, noise: Noise, levels: Sequence[float], resampling: Resampling
 ) -> dict[str, Estimate]:
-    """RMSE of the mean, NLL of the mixture, and coverage and width of its central intervals.
-
-    Args:
-        outputs: what members give, (members, examples, ...), see `gaussians`.
-        targets: (examples, ...).
-        noise: as in `gaussians`.
-        levels: of the intervals.
-        resampling: how intervals are made.
-    """
+    """RMSE of the mean, NLL of the mixture, and coverage and width of its central intervals."""
     goals = targets.double()
     means, spread = gaussians(outputs, goals, noise)
     central = means.mean(0, keepdim=True)

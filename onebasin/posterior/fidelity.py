@@ -29,12 +29,6 @@ def augment(inputs: Inputs, *, noise: float, mixed: int, generator: torch.Genera
     Noisy: x + noise s u z, with s the standard deviation of the tensor, z standard normal numbers and u uniform in
     (0, 1) for each example, so that copies are near and far. Mixed: u x + (1 - u) x', with x' another input. Tensors
     of whole numbers, such as tokens, are copied as they are; where there are no others, nothing is added.
-
-    Args:
-        inputs: a tensor, a tuple of positional or a dict of keyword inputs, one example per row of every tensor.
-        noise: largest noise, in standard deviations; 0 for no noisy copies.
-        mixed: number of mixtures for each input.
-        generator: draws noise, partners and shares.
     """
     call, count = call_arguments(inputs), examples_in(inputs)
     if not any(map(_continuous, (*call[0], *call[1].values()))):

@@ -52,14 +52,7 @@ def clusters(
     >>> clusters(population, flat_layout(population), 2).labels
     tensor([0, 1, 0, 1])
 
-    Args:
-        population: the population.
-        layout: which of its numbers count.
-        count: of clusters; none is empty.
-        restarts: starts that are tried.
-        steps: of each, and on the weights, at most.
-        seed: for the projection and the starts.
-        executor: who reads the population; this process by default. Restarts take place here.
+    None is empty. The population is read by the executor, restarts take place in this process.
     """
     if not 1 <= count <= len(population) or restarts < 1 or steps < 1:
         raise InputError(

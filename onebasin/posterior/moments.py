@@ -136,12 +136,6 @@ def moments(population: Population, names: Sequence[str], groups: Tensor, execut
             [8.]], dtype=torch.float64), tensor([[2.],
             [0.]], dtype=torch.float64))
 
-    Args:
-        population: the members.
-        names: the tensors to look at, floating-point ones.
-        groups: the group of each member.
-        executor: who reads them; this process by default.
-
     Raises:
         SpecError: a member holds NaN or infinity, or numbers whose squares are infinite.
     """
@@ -265,12 +259,7 @@ class Deviations(Matrix):
         size: N and D.
         degrees: N - G, the divisor of an unbiased covariance.
 
-    Args:
-        population: N networks.
-        layout: which D of their numbers.
-        centres: of G groups, float64 (G, D).
-        groups: the group of each network, int64 (N,); all are of one if it is left out.
-        executor: who reads and multiplies.
+    Centres are those of G groups, float64 (G, D); groups the group of each network, int64 (N,), one for all by default.
     """
 
     def __init__(
@@ -359,15 +348,9 @@ def leading_factor(
 
     Exact, up to rounding, where K + oversample reaches the number of networks.
 
-    Args:
-        rows: X, or what begins a reading of it.
-        size: N and D.
-        rank: K; no more columns are returned than `degrees`, for there are no more directions.
-        degrees: the divisor of the covariance, such as N - 1.
-        oversample: further directions that are searched, L = K + oversample.
-        passes: power passes, one reading each; more find directions whose variances differ little.
-        like: dtype and device to compute in.
-        seed: for the random projection.
+    `rows` are X, or begin a reading of it, and `size` is N and D. No more columns than `degrees`, the divisor of the
+    covariance, are returned: there are no more directions. L = rank + oversample directions are searched, in power passes
+    of one reading each, in the dtype and on the device of `like`.
     """
     x = rows if isinstance(rows, Matrix) else Read(rows)
     count, width = size

@@ -376,8 +376,8 @@ class Posterior:
             generator: random numbers of the draws.
             model: the function, for `statistics`.
             statistics: inputs, such as those of training, on which the running statistics of norms are measured for
-                each draw. False: leave them at the averages of the networks that the
-                posterior was fitted to. None: the same, with a warning where there are such statistics.
+                each draw. False: leave them at the averages of the networks that the posterior was fitted to. None: the
+                same, with a warning where there are such statistics.
 
         Warns:
             StatisticsWarning: draws have running statistics that are not their own.

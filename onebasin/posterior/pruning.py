@@ -50,12 +50,6 @@ CRITERIA = ("snr", "signal-plus-noise", "magnitude", "sigma", "sigma-high", "ran
 def worth(mean: Tensor, std: Tensor | None, by: str, seed: int) -> Tensor:
     """What each weight is worth by a criterion, float64 (D,).
 
-    Args:
-        mean: the weights (D,).
-        std: their standard deviations (D,); None where they are not known.
-        by: one of `CRITERIA`.
-        seed: of the random order.
-
     Raises:
         InputError: the criterion is unknown, needs standard deviations that are not there, or meets NaN.
     """

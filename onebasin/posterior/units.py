@@ -67,14 +67,9 @@ def unit_worth(
 ) -> dict[str, Tensor]:
     """What each unit of each permutable space is worth, float64 (copies * n,).
 
-    Args:
-        state: the network.
-        symmetry: its symmetry.
-        by: "norm": the norm of all weights of the unit, in the lightest scales of the network, so that it does not
-            depend on how a layer shares its scale with the next; 0 for a unit whose scale has no best value because
-            nothing comes in or nothing goes out. "snr": the norm of |weight| / std. "random": a fresh order.
-        posterior: whose standard deviations "snr" takes.
-        seed: of "random".
+    "norm" is the norm of all weights of the unit, in the lightest scales of the network, so that it does not depend on how a
+    layer shares its scale with the next; 0 for a unit whose scale has no best value because nothing comes in or nothing
+    goes out. "snr" is the norm of |weight| / std of the posterior, "random" an order by the seed.
     """
     spaces = [space for space in symmetry.spaces if space.permutable]
     if by == "random":

@@ -121,7 +121,7 @@ def mixture(dtype: torch.dtype = torch.float32, weights: tuple[float, ...] = (0.
 
 def reference(posterior: Posterior) -> MixtureSameFamily:
     centres = torch.stack([component.centre for component in posterior.components]).double()
-    matrices = torch.stack([covariance(component.shape) for component in posterior.components]).double()
+    matrices = torch.stack([covariance(component.covariance) for component in posterior.components]).double()
     return MixtureSameFamily(Categorical(posterior.weights), MultivariateNormal(centres, matrices))
 
 

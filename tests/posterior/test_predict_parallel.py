@@ -187,7 +187,7 @@ def test_tensors_that_lie_askew(two: Executor) -> None:
         assert all(torch.equal(expected, found) for found in others)
     posterior = posterior_of(model, rank=7)
     (first, *_), size = posterior.components, posterior.layout.size
-    assert isinstance(first.shape, LowRank)
+    assert isinstance(first.covariance, LowRank)
     factor = torch.empty(7 * size + 1)[1:].view(size, 7).copy_(first.covariance.factor)
     posterior = Posterior.equal(
         [Gaussian(first.centre, LowRank(first.covariance.scale, factor))], posterior.layout, [{}]

@@ -26,7 +26,7 @@ def planted(members: int, size: int, values: Tensor, seed: int = 0) -> Tensor:
 
 
 def factor_of(posterior: Posterior) -> Tensor:
-    shape = posterior.components[0].shape
+    shape = posterior.components[0].covariance
     assert isinstance(shape, LowRank)
     return shape.factor
 
@@ -46,7 +46,7 @@ def test_small_populations_are_exact(members: int, size: int, rank: int, seed: i
     assert factor.shape == (size, min(rank, members - 1))
     torch.testing.assert_close(factor @ factor.T, best(centred, rank), rtol=1e-9, atol=1e-9)
     exact = torch.cov(rows.T, correction=1).reshape(size, size)
-    made = found.components[0].shape
+    made = found.components[0].covariance
     torch.testing.assert_close(made.std(), exact.diagonal().sqrt(), rtol=1e-9, atol=1e-9)
     if rank >= members - 1:
         torch.testing.assert_close(factor @ factor.T, exact, rtol=1e-9, atol=1e-9)
