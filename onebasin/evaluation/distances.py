@@ -203,7 +203,7 @@ def _rows(a: Population, b: Population, work: Work) -> Tensor:
 
 
 def _ends(populations: tuple[Population, Population], tile: Tile) -> Ends:
-    """The members of both ranges, ready to travel."""
+    """The members of both ranges."""
     found = []
     for members in tile:
         before = 0 if members.start < len(populations[0]) else len(populations[0])
@@ -273,7 +273,7 @@ class Distances:
         return Distances(self.split, l2, l1, 0.0)
 
     def added_to(self, total: Distances | None) -> Distances:
-        """Add these to the distances of other tensors, in place: matrices of pairs are large. A copy if there are none."""
+        """Add these to the distances of other tensors, in place, for matrices of pairs are large; a copy without any."""
         if total is None:
             l2, l1 = (None if own is None else own.clone() for own in (self.l2, self.l1))
             return Distances(self.split, l2, l1)
@@ -303,7 +303,7 @@ def pair_distances(
         a: networks of one architecture, in memory or on disk.
         b: others of the same names and shapes; dtypes may differ.
         metrics: "l2", "l1" or both. Products of matrices serve l2 only, so l1 takes many times as long.
-        executor: who measures large tensors; this process by default.
+        executor: measures large tensors; this process by default.
     """
     total: Distances | None = None
     for _, part in tensor_distances(a, b, metrics, executor):

@@ -1,4 +1,9 @@
-"""Numbers from tensors: scores, calibration, detection, distances, diagnostics of chains."""
+"""Numbers from tensors: scores, calibration, detection, distances, diagnostics of chains.
+
+Probabilities and logits are (examples, classes) for an average predictive, (members, examples, classes) for networks;
+targets are class numbers (examples,). With `weights` (..., examples), counts of examples, the result is (...), else a
+single number; results are float64. Tensors that do not fit raise `InputError`.
+"""
 
 from collections.abc import Callable
 from functools import partial

@@ -79,9 +79,6 @@ def interval(
         separately: draw the examples of each tensor by itself, as for scores in distribution and out of it; otherwise
             the same examples are drawn from all.
         method: "bca", "percentile" or "absolute"; by default "absolute" for `ece` and `ace`, "bca" for others.
-
-    Raises:
-        InputError: tensors have different numbers of examples, or an option is none.
     """
     axes = [axis] * len(tensors) if isinstance(axis, int) else list(axis)
     sizes = _sizes(tensors, axes, separately)
@@ -169,9 +166,6 @@ def absolute(
         n_resamples: how many draws.
         confidence_level: probability that the interval should cover at least.
         on: the device of the counts.
-
-    Raises:
-        InputError: an option is none.
     """
     _check(n_resamples, confidence_level, "absolute")
     own = gaps()
@@ -218,9 +212,6 @@ def resampled(
         confidence_level: probability that the interval should cover.
         method: "bca" or "percentile".
         on: the device of the counts.
-
-    Raises:
-        InputError: an option is none.
     """
     _check(n_resamples, confidence_level, method)
     drawn = torch.cat([statistic(counts).detach().double() for counts in _drawn(sizes, n_resamples, generator, on)])

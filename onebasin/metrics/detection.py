@@ -39,17 +39,6 @@ def auroc(in_distribution: Tensor, ood: Tensor, *, weights: Weights | None = Non
 
     >>> auroc(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.3, 0.9]))  # 5 of 6 pairs, and half of a tie
     tensor(0.9167, dtype=torch.float64)
-
-    Args:
-        in_distribution: scores of in-distribution examples (n,).
-        ood: scores of out-of-distribution examples (m,).
-        weights: (..., n) and (..., m).
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: these are no scores, or weights do not fit them.
     """
     return _counted(in_distribution, ood, weights).auroc()
 
@@ -70,12 +59,6 @@ def aupr(in_distribution: Tensor, ood: Tensor, *, positive: Positive = "ood", we
         ood: scores of out-of-distribution examples (m,).
         positive: which kind is to be found: "ood" gives what is called AUPR-out, "in_distribution" AUPR-in.
         weights: (..., n) and (..., m).
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: these are no scores, weights do not fit them, or the kind is unknown.
     """
     return _counted(in_distribution, ood, weights).aupr(positive)
 
@@ -98,12 +81,6 @@ def fpr95(
         ood: scores of out-of-distribution examples (m,).
         positive: which kind is to be found: "ood" or "in_distribution".
         weights: (..., n) and (..., m).
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: these are no scores, weights do not fit them, or the kind is unknown.
     """
     return _counted(in_distribution, ood, weights).fpr95(positive)
 
@@ -115,16 +92,8 @@ def separation(in_distribution: Tensor, ood: Tensor, *, weights: Weights | None 
     >>> {name: float(value) for name, value in found.items()}
     {'auroc': 1.0, 'aupr_in': 1.0, 'aupr_out': 1.0, 'fpr95_in': 0.0, 'fpr95_out': 0.0}
 
-    Args:
-        in_distribution: scores of in-distribution examples (n,).
-        ood: scores of out-of-distribution examples (m,).
-        weights: (..., n) and (..., m).
-
     Returns:
         Each (...), a single number without weights, float64; in and out say which kind is positive.
-
-    Raises:
-        InputError: these are no scores, or weights do not fit them.
     """
     counts = _counted(in_distribution, ood, weights)
     return {
@@ -199,12 +168,6 @@ def msp(probabilities: Tensor) -> Tensor:
 
     >>> msp(torch.tensor([[[0.9, 0.1]], [[0.3, 0.7]]]))
     tensor([-0.6000], dtype=torch.float64)
-
-    Args:
-        probabilities: (members, examples, classes), or their average (examples, classes).
-
-    Raises:
-        InputError: these are no probabilities.
     """
     return -_predictive(probabilities).amax(1)
 
@@ -214,12 +177,6 @@ def entropy_score(probabilities: Tensor) -> Tensor:
 
     >>> entropy_score(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
     tensor([0.6931], dtype=torch.float64)
-
-    Args:
-        probabilities: (members, examples, classes), or their average (examples, classes).
-
-    Raises:
-        InputError: these are no probabilities.
     """
     return _entropy(_predictive(probabilities))
 
@@ -229,12 +186,6 @@ def max_logit(logits: Tensor) -> Tensor:
 
     >>> max_logit(torch.tensor([[[4.0, 0.0]], [[2.0, 6.0]]]))
     tensor([-3.], dtype=torch.float64)
-
-    Args:
-        logits: (members, examples, classes), or their average (examples, classes).
-
-    Raises:
-        InputError: these are no finite logits.
     """
     return -_mean_logits(logits).amax(1)
 
@@ -244,12 +195,6 @@ def energy(logits: Tensor) -> Tensor:
 
     >>> energy(torch.zeros(3, 1, 2))
     tensor([-0.6931], dtype=torch.float64)
-
-    Args:
-        logits: (members, examples, classes), or their average (examples, classes).
-
-    Raises:
-        InputError: these are no finite logits.
     """
     return -_mean_logits(logits).logsumexp(1)
 
@@ -265,9 +210,6 @@ def all_scores(logits: Tensor) -> dict[str, Tensor]:
 
     >>> list(all_scores(torch.zeros(2, 1, 3)))
     ['msp', 'entropy', 'mutual_information', 'max_logit', 'energy']
-
-    Raises:
-        InputError: these are no finite logits of several members.
     """
     if logits.dim() != 3:
         raise InputError(

@@ -91,7 +91,7 @@ def kernel_values(distances: Tensor, bandwidth: float, kernel: str) -> Tensor:
 def metric_of(kernel: str) -> str:
     """Return the metric whose distances a kernel takes: "l1" or "l2"."""
     if kernel not in METRIC_OF:
-        raise InputError(f"expected a kernel out of {', '.join(METRIC_OF)}, found {kernel!r}: choose one of them")
+        raise InputError(f"expected a kernel out of {', '.join(METRIC_OF)}, found {kernel!r}: give 'gaussian'")
     return METRIC_OF[kernel]
 
 
@@ -113,7 +113,7 @@ def bandwidths(rule: Bandwidth, distances: Tensor, split: int) -> Tensor:
     if not isinstance(rule, str):
         return _given(rule, distances.device)
     if rule not in RULES:
-        raise InputError(f"expected bandwidth {', '.join(RULES)} or numbers, found {rule!r}: choose one of them")
+        raise InputError(f"expected bandwidth {', '.join(RULES)} or numbers, found {rule!r}: give 'median'")
     chosen = distances[:split, split:][:_FIRST, :_FIRST] if rule.startswith("paper") else distances
     if rule == "paper-floors":
         return _floored(chosen[chosen > 0].double())

@@ -26,10 +26,6 @@ from torch import Tensor
 from onebasin.errors import InputError
 from onebasin.metrics.probabilities import MEMBERS, as_probabilities
 
-# ----------------------------------------------------------------------
-# Distances of all pairs of rows, summed over blocks of columns: nothing larger than (rows, rows) is kept.
-
-
 METRICS = ("l1", "l2")
 COLUMNS = 2048  # of one product in the precision of the rows; longer sums are taken in float64
 _ROWS = 192  # of one product, with all rows from there on: little is computed below the diagonal
@@ -215,7 +211,7 @@ def pairwise(rows: Tensor, metric: str = "l2") -> Tensor:
         float64 (N, N).
     """
     if metric not in METRICS:
-        raise InputError(f"expected metric {' or '.join(METRICS)}, found {metric!r}: choose one of them")
+        raise InputError(f"expected metric {' or '.join(METRICS)}, found {metric!r}: give 'l2'")
     unit = unit_of(rows.double()) if rows.numel() else 1.0
     if math.isnan(unit):
         raise InputError("expected finite rows, found NaN or infinity: leave these members out")
@@ -233,10 +229,6 @@ def pairwise(rows: Tensor, metric: str = "l2") -> Tensor:
 def _ranges(count: int, size: int) -> list[slice]:
     """Ranges of at most `size` that cover everything."""
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-# ----------------------------------------------------------------------
-# How much two networks disagree, for all pairs of a population at the price of one matrix product.
 
 
 # (t, v): 1/2 s log s = a + b s + sum of v exp(-t s), for 0 <= s <= 2
@@ -282,9 +274,6 @@ def pairwise_mutual_information(probabilities: Tensor) -> Tensor:
     Args:
         probabilities: (members, examples, classes). They are read in blocks of examples; beside them and the result
             about 100 MB are needed.
-
-    Raises:
-        InputError: these are no probabilities.
     """
     _check_axes(probabilities)
     members, examples, classes = probabilities.shape
@@ -321,9 +310,6 @@ def mutual_information_of_pairs(probabilities: Tensor, pairs: Tensor) -> Tensor:
     Args:
         probabilities: (members, examples, classes).
         pairs: numbers of members, integers (pairs, 2).
-
-    Raises:
-        InputError: these are no probabilities, or there are no such members.
     """
     _check_axes(probabilities)
     members, examples, classes = probabilities.shape

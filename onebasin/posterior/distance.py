@@ -253,8 +253,8 @@ class Distance:
 def onto(p: Posterior, q: Posterior, symmetry: Symmetry, *, by: str = "spread", scale: str = "reference") -> Element:
     """The element that moves q onto p.
 
-    "weights" matches the means; "spread" means and standard deviations together, which makes the Wasserstein distance of
-    diagonal Gaussians small. The scale is that of `match`.
+    "weights" matches the means; "spread" means and standard deviations together, which makes the Wasserstein distance
+    of diagonal Gaussians small. The scale is that of `match`.
     """
     if by not in BY:
         raise InputError(f"expected by as one of {', '.join(BY)}, found {by!r}: give 'spread'")

@@ -349,8 +349,8 @@ def leading_factor(
     Exact, up to rounding, where K + oversample reaches the number of networks.
 
     `rows` are X, or begin a reading of it, and `size` is N and D. No more columns than `degrees`, the divisor of the
-    covariance, are returned: there are no more directions. L = rank + oversample directions are searched, in power passes
-    of one reading each, in the dtype and on the device of `like`.
+    covariance, are returned: there are no more directions. L = rank + oversample directions are searched, in power
+    passes of one reading each, in the dtype and on the device of `like`.
     """
     x = rows if isinstance(rows, Matrix) else Read(rows)
     count, width = size

@@ -67,9 +67,9 @@ def unit_worth(
 ) -> dict[str, Tensor]:
     """What each unit of each permutable space is worth, float64 (copies * n,).
 
-    "norm" is the norm of all weights of the unit, in the lightest scales of the network, so that it does not depend on how a
-    layer shares its scale with the next; 0 for a unit whose scale has no best value because nothing comes in or nothing
-    goes out. "snr" is the norm of |weight| / std of the posterior, "random" an order by the seed.
+    "norm" is the norm of all weights of the unit, in the lightest scales of the network, so that it does not depend on
+    how a layer shares its scale with the next; 0 for a unit whose scale has no best value because nothing comes in or
+    nothing goes out. "snr" is the norm of |weight| / std of the posterior, "random" an order by the seed.
     """
     spaces = [space for space in symmetry.spaces if space.permutable]
     if by == "random":
@@ -301,7 +301,7 @@ def _run(small: nn.Module, inputs: Inputs) -> None:
     try:
         with evaluation_mode(small), torch.no_grad(), torch.random.fork_rng(devices=[]):
             small(*arguments, **options)
-    except Exception as error:  # somebody's forward pass can fail in any way
+    except Exception as error:  # the forward pass of a user can fail in any way
         raise ModelError(
             f"expected a smaller {type(small).__name__} that runs, found one that does not ({type(error).__name__}: "
             f"{error}): a width is written into its code; build the smaller module by hand and load the state"
