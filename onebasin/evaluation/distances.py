@@ -273,7 +273,7 @@ class Distances:
         return Distances(self.split, l2, l1, 0.0)
 
     def added_to(self, total: Distances | None) -> Distances:
-        """Add these to the distances of other tensors, in place, for matrices of pairs are large; a copy without any."""
+        """Add these to the distances of other tensors, in place, as matrices of pairs are large; else a copy."""
         if total is None:
             l2, l1 = (None if own is None else own.clone() for own in (self.l2, self.l1))
             return Distances(self.split, l2, l1)

@@ -13,7 +13,6 @@ weights by Q Q^T instead does not promise that.)
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,31 +30,11 @@ Rows = Callable[[], Iterator[tuple[int, Tensor]]]
 """Begins a reading: yields (start, rows (n, D)) of X, which may be reused for the next."""
 
 
-class Matrix(ABC):
-    """X (N, D); every product is one reading."""
-
-    @abstractmethod
-    def times(self, right: Tensor) -> Tensor:
-        """X right, (N, L), for `right` (D, L)."""
-
-    @abstractmethod
-    def gathered(self, left: Tensor, width: int) -> Tensor:
-        """X^T left, (D, L), for `left` (N, L) and D = `width`."""
-
-    @abstractmethod
-    def turned(self, right: Tensor) -> Tensor:
-        """X^T X right, (D, L), for `right` (D, L)."""
-
-    @abstractmethod
-    def lengths(self) -> Tensor:
-        """The squared norm of each row, float64 (N,)."""
-
-
 @dataclass(frozen=True, eq=False)
-class Read(Matrix):
-    """A matrix that is read in this process.
+class RowMatrix:
+    """A matrix X (N, D) that is too large to be held, and is read, in this process, whenever it is multiplied.
 
-    >>> halves = Read(lambda: iter([(0, torch.eye(2)), (2, torch.ones(1, 2))]))
+    >>> halves = RowMatrix(lambda: iter([(0, torch.eye(2)), (2, torch.ones(1, 2))]))
     >>> halves.turned(torch.ones(2, 1)).flatten().tolist(), halves.lengths().tolist()
     ([3.0, 3.0], [1.0, 1.0, 2.0])
     """
@@ -63,25 +42,25 @@ class Read(Matrix):
     rows: Rows
 
     def times(self, right: Tensor) -> Tensor:
-        """Row block by row block."""
+        """X right, (N, L), for `right` (D, L)."""
         return torch.cat([block @ right for _, block in self.rows()])
 
     def gathered(self, left: Tensor, width: int) -> Tensor:
-        """Summed over row blocks."""
+        """X^T left, (D, L), for `left` (N, L) and D = `width`."""
         total = left.new_zeros(width, left.shape[1])
         for start, block in self.rows():
             total.addmm_(block.T, left[start : start + len(block)])
         return total
 
     def turned(self, right: Tensor) -> Tensor:
-        """Summed over row blocks."""
+        """X^T X right, (D, L), for `right` (D, L)."""
         total = torch.zeros_like(right)
         for _, block in self.rows():
             total.addmm_(block.T, block @ right)
         return total
 
     def lengths(self) -> Tensor:
-        """Row block by row block."""
+        """The squared norm of each row, float64 (N,)."""
         return torch.cat([block.square().sum(1, dtype=torch.float64) for _, block in self.rows()])
 
 
@@ -252,7 +231,7 @@ _DEVIATIONS_SHARE = 4  # networks in a shard for each column of a product (D, L)
 _Shard = tuple[Population, Tensor, Tensor | None]
 
 
-class Deviations(Matrix):
+class Deviations:
     """X (N, D) with a row w - centre of its group for each network w, in the precision of `vector_dtype`.
 
     Attributes:
@@ -313,7 +292,7 @@ class _Work:
 
     def __call__(self, what: tuple[str, Tensor | None], shard: _Shard) -> Tensor:
         members, groups, left = shard
-        x = Read(partial(deviations, members, self.layout, self.centres, groups))
+        x = RowMatrix(partial(deviations, members, self.layout, self.centres, groups))
         name, right = what
         if left is not None:
             return x.gathered(left, self.layout.size)
@@ -334,7 +313,7 @@ _PIECE_VALUES = 1 << 20  # of a factor that are held in float64 at once
 
 
 def leading_factor(
-    rows: Rows | Matrix,
+    x: Deviations | RowMatrix,
     size: tuple[int, int],
     rank: int,
     *,
@@ -348,11 +327,10 @@ def leading_factor(
 
     Exact, up to rounding, where K + oversample reaches the number of networks.
 
-    `rows` are X, or begin a reading of it, and `size` is N and D. No more columns than `degrees`, the divisor of the
+    `size` is N and D. No more columns than `degrees`, the divisor of the
     covariance, are returned: there are no more directions. L = rank + oversample directions are searched, in power
     passes of one reading each, in the dtype and on the device of `like`.
     """
-    x = rows if isinstance(rows, Matrix) else Read(rows)
     count, width = size
     kept = min(rank, degrees)
     searched = min(rank + oversample, count)

@@ -9,7 +9,7 @@ from torch import Tensor
 from onebasin.population.population import Population
 from onebasin.posterior.fit import fit
 from onebasin.posterior.gaussian import LowRank
-from onebasin.posterior.moments import leading_factor
+from onebasin.posterior.moments import RowMatrix, leading_factor
 from onebasin.posterior.posterior import Posterior
 
 
@@ -112,10 +112,10 @@ def test_rows_are_read_as_often_as_promised_and_never_held_together() -> None:
 
     for passes in (0, 2):
         readings = 0
-        found = leading_factor(read, (64, 50), 6, degrees=63, oversample=4, passes=passes, like=rows, seed=0)
+        found = leading_factor(RowMatrix(read), (64, 50), 6, degrees=63, oversample=4, passes=passes, like=rows, seed=0)
         assert readings == 3 + passes
         assert found.shape == (50, 6)
-    exact = leading_factor(read, (64, 50), 70, degrees=63, oversample=0, passes=0, like=rows, seed=0)
+    exact = leading_factor(RowMatrix(read), (64, 50), 70, degrees=63, oversample=0, passes=0, like=rows, seed=0)
     torch.testing.assert_close(exact @ exact.T, rows.T @ rows / 63)
 
 
