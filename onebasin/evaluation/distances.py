@@ -204,12 +204,12 @@ def _rows(a: Population, b: Population, work: Work) -> Tensor:
 
 def _ends(populations: tuple[Population, Population], tile: Tile) -> Ends:
     """The members of both ranges."""
-    found = []
+    ends = []
     for members in tile:
         before = 0 if members.start < len(populations[0]) else len(populations[0])
         population = populations[1] if before else populations[0]
-        found.append(members_between(population, members.start - before, members.stop - before))
-    return found[0], None if tile.left == tile.right else found[1]
+        ends.append(members_between(population, members.start - before, members.stop - before))
+    return ends[0], None if tile.left == tile.right else ends[1]
 
 
 # ----------------------------------------------------------------------
@@ -269,24 +269,24 @@ class Distances:
 
     def none(self) -> Distances:
         """Distances of the same networks if all of them were one."""
-        l2, l1 = (None if own is None else torch.zeros_like(own) for own in (self.l2, self.l1))
+        l2, l1 = (None if matrix is None else torch.zeros_like(matrix) for matrix in (self.l2, self.l1))
         return Distances(self.split, l2, l1, 0.0)
 
     def added_to(self, total: Distances | None) -> Distances:
         """Add these to the distances of other tensors, in place, as matrices of pairs are large; else a copy."""
         if total is None:
-            l2, l1 = (None if own is None else own.clone() for own in (self.l2, self.l1))
+            l2, l1 = (None if matrix is None else matrix.clone() for matrix in (self.l2, self.l1))
             return Distances(self.split, l2, l1)
-        for whole, own in ((total.l2, self.l2), (total.l1, self.l1)):
-            if whole is not None and own is not None:
-                whole += own
+        for whole, matrix in ((total.l2, self.l2), (total.l1, self.l1)):
+            if whole is not None and matrix is not None:
+                whole += matrix
         return total
 
     def _matrix(self, metric: str) -> Tensor:
-        found = self.l1 if metric == "l1" else self.l2
-        if found is None:
+        matrix = self.l1 if metric == "l1" else self.l2
+        if matrix is None:
             raise InputError(f"{metric} distances were not measured: name them in metrics=")
-        return found
+        return matrix
 
 
 def pair_distances(
@@ -339,8 +339,8 @@ def weight_names(a: Population, b: Population, frozen: Collection[str] = ()) -> 
         SpecError: names or shapes differ, weights are complex, or there are none.
     """
     expected = {name: TensorSpec(spec.shape, torch.float32) for name, spec in a.spec.items()}
-    found = {name: TensorSpec(spec.shape, torch.float32) for name, spec in b.spec.items()}
-    check_spec(found, expected, where="the second population, compared with the first,")
+    wide = {name: TensorSpec(spec.shape, torch.float32) for name, spec in b.spec.items()}
+    check_spec(wide, expected, where="the second population, compared with the first,")
     trained = {*trained_parameters(a.spec, frozen=frozen), *trained_parameters(b.spec, frozen=frozen)}
     names = [name for name in a.spec if name in trained]
     for name in names:
@@ -366,13 +366,13 @@ def _measured(a: Population, b: Population, name: str, metrics: Sequence[str], e
         for metric in ("l2", "l1")
     )
     largest = norm = 0.0
-    for found in measured(a, b, name, metrics, executor, block=BLOCK_BYTES):
-        left, right = found.tile
-        for whole, part in ((l2, found.l2), (l1, found.l1)):
+    for tile in measured(a, b, name, metrics, executor, block=BLOCK_BYTES):
+        left, right = tile.tile
+        for whole, part in ((l2, tile.l2), (l1, tile.l1)):
             if whole is not None and part is not None:
                 whole[left, right] = part
                 whole[right, left] = part.T.contiguous()  # turned within the cache: twice as fast
-        largest, norm = max(largest, found.largest), max(norm, found.norm)
+        largest, norm = max(largest, tile.largest), max(norm, tile.norm)
     share = largest / max(norm, 1e-300)
     rounding = max(torch.finfo(population.spec[name].dtype).eps for population in (a, b))
     rounding = min(rounding, torch.finfo(torch.float32).eps)  # networks in half precision are compared in float32

@@ -399,7 +399,7 @@ def _mean(counts: Tensor, matrix: Tensor) -> Tensor:
 def _correlation(counts: Tensor, first: Tensor, second: Tensor) -> Tensor:
     size = len(first)
     ones = 1 - torch.eye(size, dtype=first.dtype)
-    a, b = (own - ones * own.sum() / (size * (size - 1)) for own in (first, second))
+    a, b = (matrix - ones * matrix.sum() / (size * (size - 1)) for matrix in (first, second))
     x, y = _mean(counts, a), _mean(counts, b)
     both = _mean(counts, a * b) - x * y
     return both / ((_mean(counts, a * a) - x * x) * (_mean(counts, b * b) - y * y)).clamp(min=0).sqrt()

@@ -130,7 +130,9 @@ class Evaluation:
             temperature = f" (T = {self.temperature:.4g})" if group == "tempered" else ""
             lines += ["", f"{_TITLES[group]}{temperature}"]
             width = max(map(len, numbers))
-            lines += [f"  {_words(name).ljust(width)}  {_cell(own)}".rstrip() for name, own in numbers.items()]
+            lines += [
+                f"  {_words(name).ljust(width)}  {_cell(estimate)}".rstrip() for name, estimate in numbers.items()
+            ]
         return "\n".join([*lines, *self._detection(), *[line for said in self.remarks for line in ("", said)]])
 
     def _detection(self) -> list[str]:
@@ -239,7 +241,7 @@ def mean_estimator(values: Mapping[str, Tensor]) -> Numbers:
     >>> mean_estimator({"x": torch.tensor([1.0, 3.0])})((torch.tensor([[0.0, 2.0]]),))
     {'x': tensor([3.], dtype=torch.float64)}
     """
-    return lambda counts: {name: weighted_mean(own, only(counts)) for name, own in values.items()}
+    return lambda counts: {name: weighted_mean(each, only(counts)) for name, each in values.items()}
 
 
 def only(counts: Counts | None) -> Tensor | None:
@@ -325,7 +327,9 @@ def tempered_numbers(
     losses = {end: _losses((logs[judging] / degree).log_softmax(1), goals) for end, degree in degrees.items()}
     predicted = {end: tempered(logs[judging], degree) for end, degree in degrees.items()}
 
-    likelihoods = estimates(mean_estimator({f"nll{end}": own for end, own in losses.items()}), [len(goals)], resampling)
+    likelihoods = estimates(
+        mean_estimator({f"nll{end}": each for end, each in losses.items()}), [len(goals)], resampling
+    )
     result: dict[str, Estimate] = {}
     for end in degrees:
         error = metric_estimates({f"ece{end}": partial(ece, bins=bins)}, predicted[end], goals, resampling)

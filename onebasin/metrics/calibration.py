@@ -168,7 +168,7 @@ def ace_gaps(
         return _equal_mass(*_top(probabilities, targets), counted, bins)
     numbers = as_class_numbers(targets, exact)
     classes = exact.shape[1]
-    each = [_equal_mass(exact[:, own], (numbers == own).double(), counted, bins) for own in range(classes)]
+    each = [_equal_mass(exact[:, label], (numbers == label).double(), counted, bins) for label in range(classes)]
     values, variance, unseen = (torch.cat(parts, -1) for parts in zip(*each, strict=True))
     return Gaps(values / classes, variance / classes**2, unseen / classes**2)
 

@@ -216,8 +216,8 @@ def all_scores(logits: Tensor) -> dict[str, Tensor]:
             f"expected logits {MEMBERS}, found shape {tuple(logits.shape)}; give a single network as logits[None]"
         )
     probabilities = logits.detach().double().softmax(2)
-    found = {name: score(probabilities) for name, score in PROBABILITY_SCORES.items()}
-    return found | {name: score(logits) for name, score in LOGIT_SCORES.items()}
+    scores = {name: score(probabilities) for name, score in PROBABILITY_SCORES.items()}
+    return scores | {name: score(logits) for name, score in LOGIT_SCORES.items()}
 
 
 def _predictive(probabilities: Tensor) -> Tensor:

@@ -111,18 +111,18 @@ def as_weights(weights: Tensor | None, examples: int, device: torch.device | Non
     """
     if weights is None:
         return torch.ones(examples, dtype=torch.float64, device=device)
-    found = weights.detach().double()
-    if not found.dim() or found.shape[-1] != examples:
+    exact = weights.detach().double()
+    if not exact.dim() or exact.shape[-1] != examples:
         raise InputError(
-            f"expected weights (..., {examples}), one per example, found shape {tuple(found.shape)}; give each example "
+            f"expected weights (..., {examples}), one per example, found shape {tuple(exact.shape)}; give each example "
             "its count"
         )
-    if not bool((found >= 0).all()) or not bool((found.sum(-1) > 0).all()):
+    if not bool((exact >= 0).all()) or not bool((exact.sum(-1) > 0).all()):
         raise InputError(
             "expected weights >= 0 of which at least one is positive in each row, found others; leave weights out to "
             "count every example once"
         )
-    return found
+    return exact
 
 
 def at_most(scores: Tensor, weights: Tensor, values: Tensor) -> Tensor:

@@ -145,8 +145,8 @@ def _quantile(mean: Tensor, std: Tensor, share: float) -> Tensor:
 
     The quantile of a mixture lies between the smallest and the largest one of its members.
     """
-    own = mean + std * torch.special.ndtri(torch.tensor(share, dtype=torch.float64))
-    low, high = own.amin(0), own.amax(0)
+    quantile = mean + std * torch.special.ndtri(torch.tensor(share, dtype=torch.float64))
+    low, high = quantile.amin(0), quantile.amax(0)
     enough = _CLOSE * (torch.maximum(low.abs(), high.abs()) + std.amin(0))
     at: Tensor = (low + high) / 2
     for _ in range(_STEPS):
@@ -169,10 +169,10 @@ def _checked(means: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor]:
     """Means and targets in float64; without targets the first member's means stand in for them."""
     goal = means[0] if targets is None and means.dim() else targets
     if goal is None or means.dim() < 2 or not means.numel() or tuple(means.shape[1:]) != tuple(goal.shape):
-        found = None if targets is None else tuple(targets.shape)
+        shape = None if targets is None else tuple(targets.shape)
         raise InputError(
             f"expected means (members, examples, *shape) and targets (examples, *shape), found {tuple(means.shape)} "
-            f"and {found}; give a single network as means[None]"
+            f"and {shape}; give a single network as means[None]"
         )
     exact, wanted = means.detach().double(), goal.detach().to(means.device).double()
     for name, values in (("means", exact), ("targets", wanted)):

@@ -148,7 +148,7 @@ class Fidelity:
         """A sentence if `low`, else None; `where` tells on which inputs."""
         if not self.low:
             return None
-        found = (
+        numbers = (
             f"agree with the networks on {100 * self.agreement:.1f} % of {self.examples:,} {where}, less than a single "
             f"one of the networks ({100 * self.single:.1f} %)"
             if self.agreement is not None
@@ -156,7 +156,7 @@ class Fidelity:
             f"{where}, further than a single one of the networks ({self.single:.4g})"
         )
         return (
-            f"draws of this posterior {found}, by more than two standard errors: one stored network would predict "
+            f"draws of this posterior {numbers}, by more than two standard errors: one stored network would predict "
             "better. Refine it, keep more directions (low-rank) or means (mixture), or keep some of the networks"
         )
 
@@ -233,10 +233,10 @@ def _compared(mean: Tensor, goal: Tensor, single: Tensor, *, classes: bool) -> F
         alone = (single.argmax(2) == goal.argmax(1)).double().mean(0).reshape(count, -1).mean(1)
         variation = float(((mean - goal).abs().sum(1) / 2).mean())
         return Fidelity(count, float(right.mean()), variation, None, float(alone.mean()), _above(alone - right))
-    own = (mean - goal).square().reshape(count, -1).mean(1)
+    squared = (mean - goal).square().reshape(count, -1).mean(1)
     each = (single - goal).square().reshape(len(single), count, -1).mean(2)
-    rms = float(own.mean().sqrt())
-    return Fidelity(count, None, None, rms, float(each.mean(1).sqrt().mean()), _above(own - each.mean(0)))
+    rms = float(squared.mean().sqrt())
+    return Fidelity(count, None, None, rms, float(each.mean(1).sqrt().mean()), _above(squared - each.mean(0)))
 
 
 def _above(gap: Tensor) -> bool:

@@ -127,9 +127,9 @@ def moments(population: Population, names: Sequence[str], groups: Tensor, execut
     )
     size = max(block_members(population.spec), _SHARE * number)
     shards = ((members, groups[start : start + len(members)]) for start, members in parts(population, size))
-    for present, own in readers(population, executor or SerialExecutor()).map(_moments, shards, shared=total.names):
+    for present, part in readers(population, executor or SerialExecutor()).map(_moments, shards, shared=total.names):
         for row, group in enumerate(present):
-            _merge(total, group, int(own.counts[row]), own.mean[row], own.squares[row])
+            _merge(total, group, int(part.counts[row]), part.mean[row], part.squares[row])
     if not bool(torch.isfinite(total.squares).all()):
         raise _not_finite(population, names)
     return total
@@ -141,16 +141,16 @@ def _moments(names: tuple[str, ...], shard: tuple[Population, Tensor]) -> tuple[
     present: list[int] = groups.unique().tolist()
     sizes = [members.spec[name].size for name in names]
     room = torch.zeros(2, len(present), sum(sizes), dtype=torch.float64, device=_device(members))
-    found = Moments(names, torch.zeros(len(present), dtype=torch.int64), room[0], room[1])
+    total = Moments(names, torch.zeros(len(present), dtype=torch.int64), room[0], room[1])
     for start, block in members.blocks():
         labels = groups[start : start + len(next(iter(block.values())))]
         for row, group in enumerate(present):
             chosen = (labels == group).nonzero().flatten()
             if len(chosen):
-                own = [_own(_rows(block[name], chosen)) for name in names]
-                mean, squares = (torch.cat(pieces) for pieces in zip(*own, strict=True))
-                _merge(found, row, len(chosen), mean, squares)
-    return present, found
+                pairs = [_own(_rows(block[name], chosen)) for name in names]
+                mean, squares = (torch.cat(pieces) for pieces in zip(*pairs, strict=True))
+                _merge(total, row, len(chosen), mean, squares)
+    return present, total
 
 
 def _rows(values: Tensor, chosen: Tensor) -> Tensor:
@@ -332,11 +332,11 @@ def leading_factor(
     passes of one reading each, in the dtype and on the device of `like`.
     """
     count, width = size
-    kept = min(rank, degrees)
+    columns = min(rank, degrees)
     searched = min(rank + oversample, count)
     if searched == count:  # nothing to project: the networks themselves span everything
         factor = x.gathered(torch.eye(count, dtype=like.dtype, device=like.device), width)
-        return _ordered(factor)[:, :kept] / math.sqrt(degrees)
+        return _ordered(factor)[:, :columns] / math.sqrt(degrees)
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(count, searched, generator=generator, dtype=torch.float64).to(like)
     basis = _orthonormal(x.gathered(start, width))
@@ -344,7 +344,7 @@ def leading_factor(
         basis = _orthonormal(x.turned(basis))
     projected = x.times(basis)
     del basis
-    left: Tensor = torch.linalg.svd(projected.double(), full_matrices=False).U[:, :kept]
+    left: Tensor = torch.linalg.svd(projected.double(), full_matrices=False).U[:, :columns]
     return _ordered(x.gathered(left.to(like), width)) / math.sqrt(degrees)
 
 

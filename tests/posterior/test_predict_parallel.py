@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 
 from onebasin.cli.load import load
 from onebasin.errors import InputError
-from onebasin.evaluation import diversity as measure
 from onebasin.evaluation.discrepancy import MMDTest, compare_functions
 from onebasin.evaluation.diversity import diversity
 from onebasin.evaluation.evaluate import evaluate
@@ -244,6 +244,7 @@ def test_predictives(two: Executor, stored: Population) -> None:
 
 def test_diversities(two: Executor, stored: Population, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = diversity(mlp(), stored, INPUTS, ood=OUTSIDE)
+    measure = import_module("onebasin.evaluation.diversity")
     monkeypatch.setattr(measure, "HELD", 4 * 70 * 3 * 20)  # twenty examples
     monkeypatch.setattr(measure, "SLICE", 70 * 3 * 7)  # seven
     expected, *others = (diversity(mlp(), stored, INPUTS, ood=OUTSIDE, **where) for where in everywhere(two))
