@@ -39,7 +39,7 @@ class Tile(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class TileDistances:
     """Distances of the pairs of a tile.
 
     Attributes:
@@ -71,9 +71,9 @@ def tiles(first: int, second: int) -> list[Tile]:
     return [Tile(left, right) for number, left in enumerate(ranges) for right in ranges[number:]]
 
 
-def measured(
+def measure_tiles(
     a: Population, b: Population, name: str, metrics: Sequence[str], executor: Executor, *, block: int
-) -> Iterator[Found]:
+) -> Iterator[TileDistances]:
     """Measure one tensor, tile by tile.
 
     Metrics are "l2", "l1" or both; the executor is used where a tile is worth it, and `block` bytes of columns are read
@@ -104,7 +104,7 @@ class Work:
     dtype: torch.dtype
     block: int
 
-    def __call__(self, shared: Tensor | None, shard: tuple[Tile, Ends | None]) -> Found:
+    def __call__(self, shared: Tensor | None, shard: tuple[Tile, Ends | None]) -> TileDistances:
         """Measure one tile, of rows that are shared or of members that come with it."""
         tile, ends = shard
         alone = tile.left == tile.right
@@ -112,7 +112,7 @@ class Work:
             assert shared is not None  # one of both is given
             sums = _Sums(tile, self, shared.device)
             sums.add(shared[tile.left], None if alone else shared[tile.right])
-            return sums.found()
+            return sums.distances()
         sums = _Sums(tile, self, device_of(ends[0]))
         members = _count(tile.left) + (0 if alone else _count(tile.right))
         step = max(1, self.block // (self.dtype.itemsize * members))
@@ -121,7 +121,7 @@ class Work:
             left, right = (None if end is None else self._read(end, columns, sums.device) for end in ends)
             assert left is not None  # only the right one may be the left one
             sums.add(left, right)
-        return sums.found()
+        return sums.distances()
 
     def _read(self, members: Population, columns: tuple[int, int], device: torch.device) -> Tensor:
         rows = torch.empty(len(members), columns[1] - columns[0], dtype=self.dtype, device=device)
@@ -161,14 +161,14 @@ class _Sums:
         elif self.l2 is not None:
             self.l2.add(given[0], unit)
 
-    def found(self) -> Found:
+    def distances(self) -> TileDistances:
         """The distances, all finite."""
         l2 = None if self.l2 is None else self.l2.found()
         l1 = mirrored(self.l1) if self.l1 is not None and self.alone else self.l1
         largest = [float(matrix.max()) for matrix in (l2, l1) if matrix is not None]
         if not all(map(math.isfinite, largest)):
             raise self._not_finite([norms[:, None] for norms in self.norms])
-        return Found(self.tile, l2, l1, largest[0], max(float(norms.max()) for norms in self.norms))
+        return TileDistances(self.tile, l2, l1, largest[0], max(float(norms.max()) for norms in self.norms))
 
     def _not_finite(self, given: list[Tensor]) -> SpecError:
         """Name the first network that holds NaN, infinity, or numbers near the largest that there are."""
@@ -366,13 +366,13 @@ def _measured(a: Population, b: Population, name: str, metrics: Sequence[str], e
         for metric in ("l2", "l1")
     )
     largest = norm = 0.0
-    for tile in measured(a, b, name, metrics, executor, block=BLOCK_BYTES):
-        left, right = tile.tile
-        for whole, part in ((l2, tile.l2), (l1, tile.l1)):
-            if whole is not None and part is not None:
-                whole[left, right] = part
-                whole[right, left] = part.T.contiguous()  # turned within the cache: twice as fast
-        largest, norm = max(largest, tile.largest), max(norm, tile.norm)
+    for part in measure_tiles(a, b, name, metrics, executor, block=BLOCK_BYTES):
+        left, right = part.tile
+        for whole, block in ((l2, part.l2), (l1, part.l1)):
+            if whole is not None and block is not None:
+                whole[left, right] = block
+                whole[right, left] = block.T.contiguous()  # turned within the cache: twice as fast
+        largest, norm = max(largest, part.largest), max(norm, part.norm)
     share = largest / max(norm, 1e-300)
     rounding = max(torch.finfo(population.spec[name].dtype).eps for population in (a, b))
     rounding = min(rounding, torch.finfo(torch.float32).eps)  # networks in half precision are compared in float32

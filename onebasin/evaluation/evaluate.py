@@ -26,13 +26,10 @@ from onebasin.metrics import (
     best_temperature,
     central_interval,
     ece,
-    energy,
-    entropy_score,
     gaps_of,
     interval,
     log_density,
-    max_logit,
-    msp,
+    ood_scores,
     resampled,
     rmse,
     separation,
@@ -273,17 +270,6 @@ def class_logits(outputs: Tensor, kind: str) -> Tensor:
     return outputs
 
 
-def ood_scores(predictive: Predictive) -> dict[str, Tensor]:
-    """The scores of `onebasin.metrics`, each (examples,): higher = further out of distribution."""
-    return {
-        "msp": msp(predictive.mean),
-        "entropy": entropy_score(predictive.mean),
-        "mutual_information": predictive.mutual_information,
-        "max_logit": max_logit(predictive.logits),
-        "energy": energy(predictive.logits),
-    }
-
-
 def predictive_numbers(
     predictive: Predictive, targets: Tensor, bins: int, resampling: Resampling
 ) -> dict[str, Estimate]:
@@ -354,8 +340,8 @@ def detection_numbers(
     in_distribution: Predictive, ood: Predictive, resampling: Resampling
 ) -> dict[str, dict[str, Estimate]]:
     """How well each score tells the two kinds of inputs apart, which are drawn separately for the intervals."""
-    far = ood_scores(ood)
-    pairs = {name: (near, far[name]) for name, near in ood_scores(in_distribution).items()}
+    near, far = (ood_scores(own.mean, own.logits, own.mutual_information) for own in (in_distribution, ood))
+    pairs = {name: (near[name], far[name]) for name in near}
     sizes = [len(scores) for scores in pairs["msp"]]
 
     def numbers(counts: Counts | None) -> dict[str, Tensor]:

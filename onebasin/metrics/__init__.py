@@ -14,8 +14,18 @@ from onebasin.metrics.bootstrap import Counts, Interval, gaps_of, interval, resa
 from onebasin.metrics.calibration import Reliability, ace, ece, reliability
 from onebasin.metrics.chains import configurational_temperature, ebfmi, ess, kinetic_temperature, mcse, rhat
 from onebasin.metrics.concordance import kendall_tau, pearson, ranks, spearman
-from onebasin.metrics.detection import aupr, auroc, energy, entropy_score, fpr95, max_logit, msp, separation
-from onebasin.metrics.entropy import entropy, expected_entropy, information, mutual_information, predictive_entropy
+from onebasin.metrics.detection import (
+    aupr,
+    auroc,
+    energy,
+    entropy_score,
+    fpr95,
+    max_logit,
+    msp,
+    ood_scores,
+    separation,
+)
+from onebasin.metrics.entropy import entropy, expected_entropy, mutual_information, predictive_entropy
 from onebasin.metrics.mmd import (
     FEWEST,
     Pooled,
@@ -92,7 +102,6 @@ __all__ = [
     "fpr95",
     "gaps_of",
     "gaussian_nll",
-    "information",
     "interval",
     "kendall_tau",
     "kernel_matrix",
@@ -108,6 +117,7 @@ __all__ = [
     "msp",
     "mutual_information",
     "nll",
+    "ood_scores",
     "pairwise_mutual_information",
     "pearson",
     "percentiles",

@@ -298,7 +298,7 @@ def _of_drawn(metric: Callable[..., Tensor], tensors: Sequence[Tensor], axes: Se
     """The metric of the examples that one row of counts stands for."""
     chosen = [torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts.long()) for counts in row]
     chosen = chosen if len(chosen) == len(tensors) else chosen * len(tensors)
-    parts = [tensor.index_select(axis, counts) for tensor, axis, counts in zip(tensors, axes, chosen, strict=True)]
+    parts = [tensor.index_select(axis, rows) for tensor, axis, rows in zip(tensors, axes, chosen, strict=True)]
     return torch.as_tensor(metric(*parts)).detach().double()
 
 

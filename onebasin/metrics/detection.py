@@ -14,9 +14,7 @@ Where only averages are kept, `msp`, `entropy`, `max_logit` and `energy` take th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -24,7 +22,7 @@ from torch import Tensor
 
 from onebasin.errors import InputError
 from onebasin.metrics.entropy import entropy as _entropy
-from onebasin.metrics.entropy import mean_over_members, mutual_information
+from onebasin.metrics.entropy import mean_over_members
 from onebasin.metrics.probabilities import MEMBERS, as_probabilities, as_weights, at_most
 
 Positive = Literal["ood", "in_distribution"]
@@ -199,25 +197,21 @@ def energy(logits: Tensor) -> Tensor:
     return -_mean_logits(logits).logsumexp(1)
 
 
-PROBABILITY_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"msp": msp, "entropy": entropy_score, "mutual_information": mutual_information}
-)
-LOGIT_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"max_logit": max_logit, "energy": energy})
+def ood_scores(probabilities: Tensor, logits: Tensor, mutual_information: Tensor) -> dict[str, Tensor]:
+    """Every score by its name, each (examples,): higher = further out of distribution.
 
-
-def all_scores(logits: Tensor) -> dict[str, Tensor]:
-    """Every score by its name, each (examples,), of member logits (members, examples, classes).
-
-    >>> list(all_scores(torch.zeros(2, 1, 3)))
-    ['msp', 'entropy', 'mutual_information', 'max_logit', 'energy']
+    Args:
+        probabilities: average probabilities (examples, classes).
+        logits: average logits (examples, classes).
+        mutual_information: of the networks (examples,).
     """
-    if logits.dim() != 3:
-        raise InputError(
-            f"expected logits {MEMBERS}, found shape {tuple(logits.shape)}; give a single network as logits[None]"
-        )
-    probabilities = logits.detach().double().softmax(2)
-    scores = {name: score(probabilities) for name, score in PROBABILITY_SCORES.items()}
-    return scores | {name: score(logits) for name, score in LOGIT_SCORES.items()}
+    return {
+        "msp": msp(probabilities),
+        "entropy": entropy_score(probabilities),
+        "mutual_information": mutual_information,
+        "max_logit": max_logit(logits),
+        "energy": energy(logits),
+    }
 
 
 def _predictive(probabilities: Tensor) -> Tensor:
