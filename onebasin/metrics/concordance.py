@@ -59,7 +59,5 @@ def kendall_tau(first: Tensor, second: Tensor) -> Tensor:
             f"{tuple(second.shape)}: rank the same things"
         )
     rows = zip(*(table.detach().cpu().reshape(-1, table.shape[-1]).numpy() for table in (first, second)), strict=True)
-    taus = torch.tensor(
-        [kendalltau(*pair, method="asymptotic").statistic for pair in rows], dtype=torch.float64, device=first.device
-    )
+    taus = torch.tensor([kendalltau(*pair).statistic for pair in rows], dtype=torch.float64, device=first.device)
     return taus.reshape(first.shape[:-1])
