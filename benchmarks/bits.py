@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -99,13 +100,13 @@ def measured() -> dict[str, str]:
             )
         )
     )
-    out["diversity"] = hashed(older_words(str(ob.diversity(model, aligned, x_test))))
+    out["diversity"] = hashed(numbers(str(ob.diversity(model, aligned, x_test))))
     return out
 
 
-def older_words(text: str) -> str:
-    """The text of a Diversity as 0.1 printed it, so that hashes of both can be compared."""
-    return text.replace("in distribution", "inside").replace(" " * len("in distribution"), " " * len("inside"))
+def numbers(text: str) -> list[str]:
+    """The numbers of a text, without the words and the layout around them."""
+    return re.findall(r"-?\d[\d.,e+-]*%?", text)
 
 
 def refined(model: nn.Module, posterior: ob.Posterior, population: ob.Population, x: Tensor) -> ob.Posterior:

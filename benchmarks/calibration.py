@@ -118,7 +118,7 @@ def covered(
     hits, values, widths = 0, 0.0, 0.0
     for _ in range(repeats):
         said, _, targets = drawn_examples(case, examples, generator)
-        found = interval(METRICS[name], said, targets, generator=generator, draws=draws)
+        found = interval(METRICS[name], said, targets, generator=generator, n_resamples=draws)
         value = truth.of(name, said)
         hits += bool(found.low <= value <= found.high)
         values += value / repeats

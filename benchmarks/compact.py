@@ -129,7 +129,7 @@ def pair(population: Population, like: Posterior) -> Posterior:
 def sample_with_sigma(population: Population, like: Posterior) -> Posterior:
     """The first sample with the standard deviations of the fit: a start that is not the aligned mean."""
     centre = like.layout.flat(population.member(0)).float()
-    return Posterior.equal([Gaussian(centre, like.components[0].shape)], like.layout, [{}])
+    return Posterior.equal([Gaussian(centre, like.components[0].covariance)], like.layout, [{}])
 
 
 def always(population: Population) -> Callable[[int], Population]:

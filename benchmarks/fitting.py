@@ -77,7 +77,7 @@ def errors(found: Posterior, members: int, size: int) -> tuple[float, float]:
     true = (1 + planted.square().sum(0)).sqrt()
     std = found.components[0].covariance.std()
     z = float(((std / true - 1) * math.sqrt(2 * (members - 1))).square().mean().sqrt())
-    shape = found.components[0].shape
+    shape = found.components[0].covariance
     if not isinstance(shape, LowRank):
         return z, math.nan
     basis = torch.linalg.qr(planted.T).Q

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -70,26 +70,10 @@ class PairStatistics:
             len(values),
             float(ordered.mean()),
             float(ordered.std()) if len(values) > 1 else 0.0,
-            {level: _quantile(ordered, level) for level in LEVELS},
+            dict(zip(LEVELS, np.quantile(ordered.cpu().numpy(), LEVELS).tolist(), strict=True)),
             tuple(edges.tolist()),
             tuple(torch.bincount(bins, minlength=len(edges) - 1).tolist()),
         )
-
-
-def median(values: Tensor) -> float:
-    """The value in the middle, or halfway between the two that are there.
-
-    >>> median(torch.tensor([5.0, 1.0, 2.0, 9.0]))
-    3.5
-    """
-    return _quantile(values.double().sort().values, 0.5)
-
-
-def _quantile(ordered: Tensor, level: float) -> float:
-    """Linear between neighbours (torch.quantile refuses more than 16 million numbers)."""
-    place = level * (len(ordered) - 1)
-    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return float(below + (place - math.floor(place)) * (above - below))
 
 
 @dataclass(frozen=True)
@@ -306,7 +290,7 @@ class Pairs:
         from scipy.sparse.csgraph import connected_components
 
         values = self.values(matrix)
-        limit = max(threshold * median(values), NOISE)
+        limit = max(threshold * float(np.median(values.cpu().numpy())), NOISE)
         below = values <= limit
         known = bool((self.same >= 0).any())
         groups, _ = connected_components((matrix <= limit).numpy(), directed=False)
@@ -316,7 +300,7 @@ class Pairs:
     def closest(self, matrix: Tensor, ood: Tensor | None, networks: Tensor, count: int) -> tuple[Pair, ...]:
         """The pairs with the smallest entries, ascending, with the numbers of `networks` in the population."""
         values = self.values(matrix)
-        middle = median(values)
+        middle = float(np.median(values.cpu().numpy()))
         order = values.argsort(stable=True)[:count].tolist()
         return tuple(
             Pair(
@@ -399,7 +383,7 @@ def _mean(counts: Tensor, matrix: Tensor) -> Tensor:
 def _correlation(counts: Tensor, first: Tensor, second: Tensor) -> Tensor:
     size = len(first)
     ones = 1 - torch.eye(size, dtype=first.dtype)
-    a, b = (own - ones * own.sum() / (size * (size - 1)) for own in (first, second))
+    a, b = (matrix - ones * matrix.sum() / (size * (size - 1)) for matrix in (first, second))
     x, y = _mean(counts, a), _mean(counts, b)
     both = _mean(counts, a * b) - x * y
     return both / ((_mean(counts, a * a) - x * x) * (_mean(counts, b * b) - y * y)).clamp(min=0).sqrt()

@@ -26,13 +26,10 @@ from onebasin.metrics import (
     best_temperature,
     central_interval,
     ece,
-    energy,
-    entropy_score,
     gaps_of,
     interval,
     log_density,
-    max_logit,
-    msp,
+    ood_scores,
     resampled,
     rmse,
     separation,
@@ -130,7 +127,9 @@ class Evaluation:
             temperature = f" (T = {self.temperature:.4g})" if group == "tempered" else ""
             lines += ["", f"{_TITLES[group]}{temperature}"]
             width = max(map(len, numbers))
-            lines += [f"  {_words(name).ljust(width)}  {_cell(own)}".rstrip() for name, own in numbers.items()]
+            lines += [
+                f"  {_words(name).ljust(width)}  {_cell(estimate)}".rstrip() for name, estimate in numbers.items()
+            ]
         return "\n".join([*lines, *self._detection(), *[line for said in self.remarks for line in ("", said)]])
 
     def _detection(self) -> list[str]:
@@ -192,10 +191,7 @@ def estimates(numbers: Numbers, sizes: Sequence[int], resampling: Resampling) ->
     >>> estimates(mean_estimator({"x": torch.arange(5.0)}), [5], Resampling(100, 0.9, 0))["x"].value
     2.0
 
-    Args:
-        numbers: computes them.
-        sizes: examples in each sample that is drawn by itself.
-        resampling: how intervals are made.
+    Each of `sizes` is the number of examples in a sample that is drawn by itself.
     """
     whole = numbers(None)
     value = torch.stack(list(whole.values()))
@@ -241,11 +237,8 @@ def mean_estimator(values: Mapping[str, Tensor]) -> Numbers:
 
     >>> mean_estimator({"x": torch.tensor([1.0, 3.0])})((torch.tensor([[0.0, 2.0]]),))
     {'x': tensor([3.], dtype=torch.float64)}
-
-    Args:
-        values: one per example (examples,), by name.
     """
-    return lambda counts: {name: weighted_mean(own, only(counts)) for name, own in values.items()}
+    return lambda counts: {name: weighted_mean(each, only(counts)) for name, each in values.items()}
 
 
 def only(counts: Counts | None) -> Tensor | None:
@@ -275,17 +268,6 @@ def class_logits(outputs: Tensor, kind: str) -> Tensor:
             'likelihood="bernoulli" for one logit, "gaussian" for values'
         )
     return outputs
-
-
-def ood_scores(predictive: Predictive) -> dict[str, Tensor]:
-    """The scores of `onebasin.metrics`, each (examples,): higher = further out of distribution."""
-    return {
-        "msp": msp(predictive.mean),
-        "entropy": entropy_score(predictive.mean),
-        "mutual_information": predictive.mutual_information,
-        "max_logit": max_logit(predictive.logits),
-        "energy": energy(predictive.logits),
-    }
 
 
 def predictive_numbers(
@@ -331,7 +313,9 @@ def tempered_numbers(
     losses = {end: _losses((logs[judging] / degree).log_softmax(1), goals) for end, degree in degrees.items()}
     predicted = {end: tempered(logs[judging], degree) for end, degree in degrees.items()}
 
-    likelihoods = estimates(mean_estimator({f"nll{end}": own for end, own in losses.items()}), [len(goals)], resampling)
+    likelihoods = estimates(
+        mean_estimator({f"nll{end}": each for end, each in losses.items()}), [len(goals)], resampling
+    )
     result: dict[str, Estimate] = {}
     for end in degrees:
         error = metric_estimates({f"ece{end}": partial(ece, bins=bins)}, predicted[end], goals, resampling)
@@ -356,8 +340,8 @@ def detection_numbers(
     in_distribution: Predictive, ood: Predictive, resampling: Resampling
 ) -> dict[str, dict[str, Estimate]]:
     """How well each score tells the two kinds of inputs apart, which are drawn separately for the intervals."""
-    far = ood_scores(ood)
-    pairs = {name: (near, far[name]) for name, near in ood_scores(in_distribution).items()}
+    near, far = (ood_scores(own.mean, own.logits, own.mutual_information) for own in (in_distribution, ood))
+    pairs = {name: (near[name], far[name]) for name in near}
     sizes = [len(scores) for scores in pairs["msp"]]
 
     def numbers(counts: Counts | None) -> dict[str, Tensor]:
@@ -386,15 +370,7 @@ Noise = float | str | None
 def value_numbers(
     outputs: Tensor, targets: Tensor, noise: Noise, levels: Sequence[float], resampling: Resampling
 ) -> dict[str, Estimate]:
-    """RMSE of the mean, NLL of the mixture, and coverage and width of its central intervals.
-
-    Args:
-        outputs: what members give, (members, examples, ...), see `gaussians`.
-        targets: (examples, ...).
-        noise: as in `gaussians`.
-        levels: of the intervals.
-        resampling: how intervals are made.
-    """
+    """RMSE of the mean, NLL of the mixture, and coverage and width of its central intervals."""
     goals = targets.double()
     means, spread = gaussians(outputs, goals, noise)
     central = means.mean(0, keepdim=True)

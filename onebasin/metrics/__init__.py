@@ -1,4 +1,9 @@
-"""Numbers from tensors: scores, calibration, detection, distances, diagnostics of chains."""
+"""Numbers from tensors: scores, calibration, detection, distances, diagnostics of chains.
+
+Probabilities and logits are (examples, classes) for an average predictive, (members, examples, classes) for networks;
+targets are class numbers (examples,). With `weights` (..., examples), counts of examples, the result is (...), else a
+single number; results are float64. Tensors that do not fit raise `InputError`.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,8 +14,18 @@ from onebasin.metrics.bootstrap import Counts, Interval, gaps_of, interval, resa
 from onebasin.metrics.calibration import Reliability, ace, ece, reliability
 from onebasin.metrics.chains import configurational_temperature, ebfmi, ess, kinetic_temperature, mcse, rhat
 from onebasin.metrics.concordance import kendall_tau, pearson, ranks, spearman
-from onebasin.metrics.detection import aupr, auroc, energy, entropy_score, fpr95, max_logit, msp, separation
-from onebasin.metrics.entropy import entropy, expected_entropy, information, mutual_information, predictive_entropy
+from onebasin.metrics.detection import (
+    aupr,
+    auroc,
+    energy,
+    entropy_score,
+    fpr95,
+    max_logit,
+    msp,
+    ood_scores,
+    separation,
+)
+from onebasin.metrics.entropy import entropy, expected_entropy, mutual_information, predictive_entropy
 from onebasin.metrics.mmd import (
     FEWEST,
     Pooled,
@@ -87,7 +102,6 @@ __all__ = [
     "fpr95",
     "gaps_of",
     "gaussian_nll",
-    "information",
     "interval",
     "kendall_tau",
     "kernel_matrix",
@@ -103,6 +117,7 @@ __all__ = [
     "msp",
     "mutual_information",
     "nll",
+    "ood_scores",
     "pairwise_mutual_information",
     "pearson",
     "percentiles",

@@ -79,9 +79,6 @@ def interval(
         separately: draw the examples of each tensor by itself, as for scores in distribution and out of it; otherwise
             the same examples are drawn from all.
         method: "bca", "percentile" or "absolute"; by default "absolute" for `ece` and `ace`, "bca" for others.
-
-    Raises:
-        InputError: tensors have different numbers of examples, or an option is none.
     """
     axes = [axis] * len(tensors) if isinstance(axis, int) else list(axis)
     sizes = _sizes(tensors, axes, separately)
@@ -169,9 +166,6 @@ def absolute(
         n_resamples: how many draws.
         confidence_level: probability that the interval should cover at least.
         on: the device of the counts.
-
-    Raises:
-        InputError: an option is none.
     """
     _check(n_resamples, confidence_level, "absolute")
     own = gaps()
@@ -218,9 +212,6 @@ def resampled(
         confidence_level: probability that the interval should cover.
         method: "bca" or "percentile".
         on: the device of the counts.
-
-    Raises:
-        InputError: an option is none.
     """
     _check(n_resamples, confidence_level, method)
     drawn = torch.cat([statistic(counts).detach().double() for counts in _drawn(sizes, n_resamples, generator, on)])
@@ -293,9 +284,9 @@ def _acceleration(statistic: Statistic, sizes: Sequence[int], on: torch.device |
         groups = min(size, _GROUPS)
         group = torch.arange(size, device=on) % groups
         left = (group != torch.arange(groups, device=on)[:, None]).double()
-        rest = [torch.ones(groups, other, dtype=torch.float64, device=on) for other in sizes]
+        ones = [torch.ones(groups, other, dtype=torch.float64, device=on) for other in sizes]
         without = torch.cat([
-            statistic(tuple(rows[part] for rows in (*rest[:which], left, *rest[which + 1 :]))).double()
+            statistic(tuple(rows[part] for rows in (*ones[:which], left, *ones[which + 1 :]))).double()
             for part in torch.arange(groups, device=on).split(max(1, _BLOCK_VALUES // max(sizes)))
         ])  # fmt: skip
         influence = without.mean(0) - without
@@ -305,9 +296,9 @@ def _acceleration(statistic: Statistic, sizes: Sequence[int], on: torch.device |
 
 def _of_drawn(metric: Callable[..., Tensor], tensors: Sequence[Tensor], axes: Sequence[int], row: Counts) -> Tensor:
     """The metric of the examples that one row of counts stands for."""
-    chosen = [torch.repeat_interleave(torch.arange(len(own), device=own.device), own.long()) for own in row]
+    chosen = [torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts.long()) for counts in row]
     chosen = chosen if len(chosen) == len(tensors) else chosen * len(tensors)
-    parts = [tensor.index_select(axis, own) for tensor, axis, own in zip(tensors, axes, chosen, strict=True)]
+    parts = [tensor.index_select(axis, rows) for tensor, axis, rows in zip(tensors, axes, chosen, strict=True)]
     return torch.as_tensor(metric(*parts)).detach().double()
 
 

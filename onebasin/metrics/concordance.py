@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from scipy.stats import kendalltau, pearsonr, rankdata
 from torch import Tensor
 
 from onebasin.errors import InputError
@@ -15,6 +14,8 @@ def pearson(first: Tensor, second: Tensor) -> float | None:
     >>> round(pearson(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0, 6.0])), 9)
     1.0
     """
+    from scipy.stats import pearsonr  # imported late: it takes a second
+
     both = [values.detach().double().cpu() for values in (first, second)]
     # What is left of equal numbers after their mean is taken off is rounding.
     if len(first) < 2 or any(float((own - own.mean()).norm()) <= 1e-12 * float(own.norm()) for own in both):
@@ -37,6 +38,8 @@ def ranks(values: Tensor) -> Tensor:
     >>> ranks(torch.tensor([5.0, 1.0, 5.0]))
     tensor([2.5000, 1.0000, 2.5000], dtype=torch.float64)
     """
+    from scipy.stats import rankdata
+
     return torch.from_numpy(rankdata(values.detach().double().cpu().numpy())).to(values.device)
 
 
@@ -48,13 +51,13 @@ def kendall_tau(first: Tensor, second: Tensor) -> Tensor:
     >>> kendall_tau(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 3.0, 2.0, 4.0]))
     tensor(0.6667, dtype=torch.float64)
     """
+    from scipy.stats import kendalltau
+
     if first.shape != second.shape or not first.dim() or first.shape[-1] < 2:
         raise InputError(
             f"expected two tensors (..., n) of one shape with n >= 2, found {tuple(first.shape)} and "
             f"{tuple(second.shape)}: rank the same things"
         )
     rows = zip(*(table.detach().cpu().reshape(-1, table.shape[-1]).numpy() for table in (first, second)), strict=True)
-    taus = torch.tensor(
-        [kendalltau(*pair, method="asymptotic").statistic for pair in rows], dtype=torch.float64, device=first.device
-    )
+    taus = torch.tensor([kendalltau(*pair).statistic for pair in rows], dtype=torch.float64, device=first.device)
     return taus.reshape(first.shape[:-1])

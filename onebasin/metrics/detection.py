@@ -14,9 +14,7 @@ Where only averages are kept, `msp`, `entropy`, `max_logit` and `energy` take th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -24,7 +22,7 @@ from torch import Tensor
 
 from onebasin.errors import InputError
 from onebasin.metrics.entropy import entropy as _entropy
-from onebasin.metrics.entropy import mean_over_members, mutual_information
+from onebasin.metrics.entropy import mean_over_members
 from onebasin.metrics.probabilities import MEMBERS, as_probabilities, as_weights, at_most
 
 Positive = Literal["ood", "in_distribution"]
@@ -39,17 +37,6 @@ def auroc(in_distribution: Tensor, ood: Tensor, *, weights: Weights | None = Non
 
     >>> auroc(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.3, 0.9]))  # 5 of 6 pairs, and half of a tie
     tensor(0.9167, dtype=torch.float64)
-
-    Args:
-        in_distribution: scores of in-distribution examples (n,).
-        ood: scores of out-of-distribution examples (m,).
-        weights: (..., n) and (..., m).
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: these are no scores, or weights do not fit them.
     """
     return _counted(in_distribution, ood, weights).auroc()
 
@@ -70,12 +57,6 @@ def aupr(in_distribution: Tensor, ood: Tensor, *, positive: Positive = "ood", we
         ood: scores of out-of-distribution examples (m,).
         positive: which kind is to be found: "ood" gives what is called AUPR-out, "in_distribution" AUPR-in.
         weights: (..., n) and (..., m).
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: these are no scores, weights do not fit them, or the kind is unknown.
     """
     return _counted(in_distribution, ood, weights).aupr(positive)
 
@@ -98,12 +79,6 @@ def fpr95(
         ood: scores of out-of-distribution examples (m,).
         positive: which kind is to be found: "ood" or "in_distribution".
         weights: (..., n) and (..., m).
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: these are no scores, weights do not fit them, or the kind is unknown.
     """
     return _counted(in_distribution, ood, weights).fpr95(positive)
 
@@ -115,16 +90,8 @@ def separation(in_distribution: Tensor, ood: Tensor, *, weights: Weights | None 
     >>> {name: float(value) for name, value in found.items()}
     {'auroc': 1.0, 'aupr_in': 1.0, 'aupr_out': 1.0, 'fpr95_in': 0.0, 'fpr95_out': 0.0}
 
-    Args:
-        in_distribution: scores of in-distribution examples (n,).
-        ood: scores of out-of-distribution examples (m,).
-        weights: (..., n) and (..., m).
-
     Returns:
         Each (...), a single number without weights, float64; in and out say which kind is positive.
-
-    Raises:
-        InputError: these are no scores, or weights do not fit them.
     """
     counts = _counted(in_distribution, ood, weights)
     return {
@@ -199,12 +166,6 @@ def msp(probabilities: Tensor) -> Tensor:
 
     >>> msp(torch.tensor([[[0.9, 0.1]], [[0.3, 0.7]]]))
     tensor([-0.6000], dtype=torch.float64)
-
-    Args:
-        probabilities: (members, examples, classes), or their average (examples, classes).
-
-    Raises:
-        InputError: these are no probabilities.
     """
     return -_predictive(probabilities).amax(1)
 
@@ -214,12 +175,6 @@ def entropy_score(probabilities: Tensor) -> Tensor:
 
     >>> entropy_score(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
     tensor([0.6931], dtype=torch.float64)
-
-    Args:
-        probabilities: (members, examples, classes), or their average (examples, classes).
-
-    Raises:
-        InputError: these are no probabilities.
     """
     return _entropy(_predictive(probabilities))
 
@@ -229,12 +184,6 @@ def max_logit(logits: Tensor) -> Tensor:
 
     >>> max_logit(torch.tensor([[[4.0, 0.0]], [[2.0, 6.0]]]))
     tensor([-3.], dtype=torch.float64)
-
-    Args:
-        logits: (members, examples, classes), or their average (examples, classes).
-
-    Raises:
-        InputError: these are no finite logits.
     """
     return -_mean_logits(logits).amax(1)
 
@@ -244,38 +193,25 @@ def energy(logits: Tensor) -> Tensor:
 
     >>> energy(torch.zeros(3, 1, 2))
     tensor([-0.6931], dtype=torch.float64)
-
-    Args:
-        logits: (members, examples, classes), or their average (examples, classes).
-
-    Raises:
-        InputError: these are no finite logits.
     """
     return -_mean_logits(logits).logsumexp(1)
 
 
-PROBABILITY_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"msp": msp, "entropy": entropy_score, "mutual_information": mutual_information}
-)
-LOGIT_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"max_logit": max_logit, "energy": energy})
+def ood_scores(probabilities: Tensor, logits: Tensor, mutual_information: Tensor) -> dict[str, Tensor]:
+    """Every score by its name, each (examples,): higher = further out of distribution.
 
-
-def all_scores(logits: Tensor) -> dict[str, Tensor]:
-    """Every score by its name, each (examples,), of member logits (members, examples, classes).
-
-    >>> list(all_scores(torch.zeros(2, 1, 3)))
-    ['msp', 'entropy', 'mutual_information', 'max_logit', 'energy']
-
-    Raises:
-        InputError: these are no finite logits of several members.
+    Args:
+        probabilities: average probabilities (examples, classes).
+        logits: average logits (examples, classes).
+        mutual_information: of the networks (examples,).
     """
-    if logits.dim() != 3:
-        raise InputError(
-            f"expected logits {MEMBERS}, found shape {tuple(logits.shape)}; give a single network as logits[None]"
-        )
-    probabilities = logits.detach().double().softmax(2)
-    found = {name: score(probabilities) for name, score in PROBABILITY_SCORES.items()}
-    return found | {name: score(logits) for name, score in LOGIT_SCORES.items()}
+    return {
+        "msp": msp(probabilities),
+        "entropy": entropy_score(probabilities),
+        "mutual_information": mutual_information,
+        "max_logit": max_logit(logits),
+        "energy": energy(logits),
+    }
 
 
 def _predictive(probabilities: Tensor) -> Tensor:

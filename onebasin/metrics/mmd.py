@@ -91,7 +91,7 @@ def kernel_values(distances: Tensor, bandwidth: float, kernel: str) -> Tensor:
 def metric_of(kernel: str) -> str:
     """Return the metric whose distances a kernel takes: "l1" or "l2"."""
     if kernel not in METRIC_OF:
-        raise InputError(f"expected a kernel out of {', '.join(METRIC_OF)}, found {kernel!r}: choose one of them")
+        raise InputError(f"expected a kernel out of {', '.join(METRIC_OF)}, found {kernel!r}: give 'gaussian'")
     return METRIC_OF[kernel]
 
 
@@ -113,7 +113,7 @@ def bandwidths(rule: Bandwidth, distances: Tensor, split: int) -> Tensor:
     if not isinstance(rule, str):
         return _given(rule, distances.device)
     if rule not in RULES:
-        raise InputError(f"expected bandwidth {', '.join(RULES)} or numbers, found {rule!r}: choose one of them")
+        raise InputError(f"expected bandwidth {', '.join(RULES)} or numbers, found {rule!r}: give 'median'")
     chosen = distances[:split, split:][:_FIRST, :_FIRST] if rule.startswith("paper") else distances
     if rule == "paper-floors":
         return _floored(chosen[chosen > 0].double())
@@ -142,10 +142,10 @@ def _geometric(first: float, last: float, device: torch.device) -> Tensor:
 
 
 def _given(numbers: float | Sequence[float] | Tensor, device: torch.device) -> Tensor:
-    found = torch.as_tensor(numbers, dtype=torch.float64, device=device).reshape(-1)
-    if not len(found) or not bool(((found > 0) & torch.isfinite(found)).all()):
+    widths = torch.as_tensor(numbers, dtype=torch.float64, device=device).reshape(-1)
+    if not len(widths) or not bool(((widths > 0) & torch.isfinite(widths)).all()):
         raise InputError(f"expected bandwidths above 0, found {numbers!r}: give positive numbers or a rule")
-    return found
+    return widths
 
 
 FEWEST = 3  # members of a side whose resamples differ from each other
@@ -264,9 +264,9 @@ def _quadratic(matrix: Tensor, columns: Tensor) -> Tensor:
     total = columns.new_zeros(columns.shape[1])
     for start in range(0, len(matrix), _RESAMPLED_ROWS):
         stop = min(start + _RESAMPLED_ROWS, len(matrix))
-        own = columns[start:stop]
+        part = columns[start:stop]
         above = matrix[start:stop, stop:] @ columns[stop:]
-        total += (own * (matrix[start:stop, start:stop] @ own).add_(above, alpha=2)).sum(0)
+        total += (part * (matrix[start:stop, start:stop] @ part).add_(above, alpha=2)).sum(0)
     return total
 
 
@@ -364,9 +364,9 @@ def mmd(
     """
     pooled = _pooled(x, y, kernel)
     widths = bandwidths(bandwidth, pooled.distances, pooled.split)
-    found = torch.stack([unbiased(kernel_matrix(pooled, float(width), kernel), pooled.split) for width in widths])
+    estimates = torch.stack([unbiased(kernel_matrix(pooled, float(width), kernel), pooled.split) for width in widths])
     single = bandwidth == "median" if isinstance(bandwidth, str) else isinstance(bandwidth, int | float)
-    return found[0] if single else found
+    return estimates[0] if single else estimates
 
 
 def mmd_test(
@@ -393,9 +393,9 @@ def mmd_test(
     members = len(pooled.distances)
     sides = random_sides(members, pooled.split, permutations, generator).to(pooled.distances.device)
     matrices = [kernel_matrix(pooled, float(width), kernel) for width in widths]
-    found = torch.stack([side_statistics(matrix, sides) for matrix in matrices])
-    p_values, p_value = permutation_p(found, torch.stack([rounding(matrix, pooled.split) for matrix in matrices]))
-    return PermutationTest(found[:, 0], widths, p_values, p_value)
+    statistics = torch.stack([side_statistics(matrix, sides) for matrix in matrices])
+    p_values, p_value = permutation_p(statistics, torch.stack([rounding(matrix, pooled.split) for matrix in matrices]))
+    return PermutationTest(statistics[:, 0], widths, p_values, p_value)
 
 
 def mmd_interval(
@@ -426,8 +426,8 @@ def mmd_interval(
     counts = random_counts(len(pooled.distances), split, n_resamples, generator).to(device)
     widths = bandwidths(bandwidth, pooled.distances, split)
     ones = torch.ones(len(counts), dtype=torch.float64, device=device)
-    found = [weighted_statistics(kernel_matrix(pooled, float(w), kernel), ones, split, counts) for w in widths]
-    low, high = percentiles(torch.stack(found).mean(0), confidence_level)
+    statistics = [weighted_statistics(kernel_matrix(pooled, float(w), kernel), ones, split, counts) for w in widths]
+    low, high = percentiles(torch.stack(statistics).mean(0), confidence_level)
     return (low, high) if min(split, len(pooled.distances) - split) >= FEWEST else (math.nan, math.nan)
 
 

@@ -72,13 +72,13 @@ class Scales:
 
     def element(self, logs: Tensor) -> Element:
         """The element with these log scales (size,), without orders and signs."""
-        found = self.symmetry.identity()
-        factors = {name: own.clone() for name, own in found.factors.items()}
+        identity = self.symmetry.identity()
+        factors = {name: table.clone() for name, table in identity.factors.items()}
         for (number, generator), start in self.gauges.items():
-            own = factors[self.symmetry.spaces[number].name]
+            table = factors[self.symmetry.spaces[number].name]
             part = logs[start : start + self.board.coordinates(number)].exp()
-            own[generator] = part.reshape(own[generator].shape).to(own)
-        return Element(found.orders, factors)
+            table[generator] = part.reshape(table[generator].shape).to(table)
+        return Element(identity.orders, factors)
 
     def descended(self, p: Posterior, q: Posterior, objective: str) -> Element:
         """The scales s that make the distance of the marginals of p and e^{Es} q least, from where q is.
@@ -253,13 +253,8 @@ class Distance:
 def onto(p: Posterior, q: Posterior, symmetry: Symmetry, *, by: str = "spread", scale: str = "reference") -> Element:
     """The element that moves q onto p.
 
-    Args:
-        p: the posterior that stays.
-        q: the posterior that moves; neither is changed.
-        symmetry: of their architecture.
-        by: "weights" matches the means; "spread" means and standard deviations together, which makes the Wasserstein
-            distance of diagonal Gaussians small.
-        scale: as in `match`.
+    "weights" matches the means; "spread" means and standard deviations together, which makes the Wasserstein distance
+    of diagonal Gaussians small. The scale is that of `match`.
     """
     if by not in BY:
         raise InputError(f"expected by as one of {', '.join(BY)}, found {by!r}: give 'spread'")
@@ -326,13 +321,13 @@ class _Move(NamedTuple):
 
 def _moves(p: Posterior, q: Posterior, symmetry: Symmetry, by: str) -> list[_Move]:
     """The identity first, then what `match` finds without and with scales."""
-    found = [_Move(UNMOVED, symmetry.identity(), q)]
+    moves = [_Move(UNMOVED, symmetry.identity(), q)]
     for name, scale in ((ORDER, "keep"), (SCALES_OF_P, "reference")):
         if scale == "keep" or symmetry.dimensions:
             element = onto(p, q, symmetry, by=by, scale=scale)
             with contextlib.suppress(SymmetryError):  # companions that have no exact form under scales
-                found.append(_Move(name, element, carried(q, element, symmetry)))
-    return found
+                moves.append(_Move(name, element, carried(q, element, symmetry)))
+    return moves
 
 
 def _nearest(
@@ -395,8 +390,8 @@ def stitch(
             "expected posteriors over the same weights, found other uncertain tensors in the second: fit both with "
             "the same model"
         )
-    found = onto(mean_of, sigma_of, symmetry, by=by) if element is None else element
-    moved = carried(sigma_of, found, symmetry)
+    move = onto(mean_of, sigma_of, symmetry, by=by) if element is None else element
+    moved = carried(sigma_of, move, symmetry)
     provenance = {"mean of": dict(mean_of.provenance), "spread of": dict(sigma_of.provenance)}
     gaussian = Gaussian(mean_of.components[0].centre, moved.components[0].covariance)
     constant = {"constant_statistics": sorted(mean_of.constant_statistics)} if mean_of.constant_statistics else {}

@@ -82,9 +82,9 @@ def _in_the_span(a: ScaleFactor, b: ScaleFactor) -> float:
     if together.shape[1] >= len(together):
         return _dense(_covariance(a.scale, a.factor), _covariance(b.scale, b.factor))
     basis = torch.linalg.qr(together).Q
-    kept = basis.shape[1]
-    inside = [_covariance(spread.scale[:kept], basis.T @ spread.factor) for spread in (a, b)]
-    outside: float = (len(together) - kept) * float(a.scale[0] - b.scale[0]) ** 2
+    rank = basis.shape[1]
+    inside = [_covariance(spread.scale[:rank], basis.T @ spread.factor) for spread in (a, b)]
+    outside: float = (len(together) - rank) * float(a.scale[0] - b.scale[0]) ** 2
     return _dense(inside[0], inside[1]) + outside
 
 
@@ -202,8 +202,8 @@ def gaussian_kl(p: Gaussian, q: Gaussian) -> float:
     along, factor = right.factor / unit[:, None], left.factor / unit[:, None]
     basis: Tensor = torch.linalg.qr(_above_identity(along)).Q
     gap = ((q.centre.double() - p.centre.double()) / unit)[:, None]
-    own = ((left.scale / unit).square() * _left_alone(along, basis[: len(unit)])).sum()
-    trace = own + _quadratic(factor, basis) + _quadratic(gap, basis)
+    independent = ((left.scale / unit).square() * _left_alone(along, basis[: len(unit)])).sum()
+    trace = independent + _quadratic(factor, basis) + _quadratic(gap, basis)
     return float(0.5 * (trace - len(unit)) + _half_log_determinant(right) - _half_log_determinant(left))
 
 
@@ -218,17 +218,17 @@ def _left_alone(along: Tensor, basis: Tensor) -> Tensor:
     Where |q_i|^2 > 1/2, as of fewer than 2 K rows, it is 1 / (1 + g_i^T (I + H^T H)^-1 g_i), with H the other rows
     of G, which does not lose the digits that the difference from 1 does.
     """
-    found = 1 - basis.square().sum(1)
-    heavy = (found < 0.5).nonzero().flatten()
+    diagonal = 1 - basis.square().sum(1)
+    heavy = (diagonal < 0.5).nonzero().flatten()
     if not len(heavy):
-        return found
+        return diagonal
     light = torch.linalg.qr(_above_identity(along.index_fill(0, heavy, 0.0)), mode="r").R
     for number, row in enumerate(heavy.tolist()):
-        others = torch.cat([along[heavy[:number]], along[heavy[number + 1 :]], light])
-        root = torch.linalg.qr(others, mode="r").R
+        remaining = torch.cat([along[heavy[:number]], along[heavy[number + 1 :]], light])
+        root = torch.linalg.qr(remaining, mode="r").R
         solved = torch.linalg.solve_triangular(root.T, along[row][:, None], upper=False)
-        found[row] = 1 / (1 + solved.square().sum())
-    return found
+        diagonal[row] = 1 / (1 + solved.square().sum())
+    return diagonal
 
 
 def _quadratic(columns: Tensor, basis: Tensor) -> Tensor:
@@ -268,8 +268,8 @@ def _transported(costs: Tensor, left: Tensor, right: Tensor) -> float:
         [torch.eye(rows).repeat_interleave(columns, 1), torch.eye(columns).repeat(1, rows)]
     )  # of each row, and of each column
     totals = torch.cat([left.double() / left.double().sum(), right.double() / right.double().sum()])
-    found = linprog(costs.reshape(-1).numpy() / unit, A_eq=sums.numpy(), b_eq=totals.cpu().numpy(), method="highs")
-    return max(0.0, float(found.fun)) * unit
+    solution = linprog(costs.reshape(-1).numpy() / unit, A_eq=sums.numpy(), b_eq=totals.cpu().numpy(), method="highs")
+    return max(0.0, float(solution.fun)) * unit
 
 
 def _log_ratios(p: Posterior, q: Posterior, component: Gaussian, samples: int, generator: torch.Generator) -> Tensor:

@@ -29,12 +29,6 @@ def augment(inputs: Inputs, *, noise: float, mixed: int, generator: torch.Genera
     Noisy: x + noise s u z, with s the standard deviation of the tensor, z standard normal numbers and u uniform in
     (0, 1) for each example, so that copies are near and far. Mixed: u x + (1 - u) x', with x' another input. Tensors
     of whole numbers, such as tokens, are copied as they are; where there are no others, nothing is added.
-
-    Args:
-        inputs: a tensor, a tuple of positional or a dict of keyword inputs, one example per row of every tensor.
-        noise: largest noise, in standard deviations; 0 for no noisy copies.
-        mixed: number of mixtures for each input.
-        generator: draws noise, partners and shares.
     """
     call, count = call_arguments(inputs), examples_in(inputs)
     if not any(map(_continuous, (*call[0], *call[1].values()))):
@@ -154,7 +148,7 @@ class Fidelity:
         """A sentence if `low`, else None; `where` tells on which inputs."""
         if not self.low:
             return None
-        found = (
+        numbers = (
             f"agree with the networks on {100 * self.agreement:.1f} % of {self.examples:,} {where}, less than a single "
             f"one of the networks ({100 * self.single:.1f} %)"
             if self.agreement is not None
@@ -162,7 +156,7 @@ class Fidelity:
             f"{where}, further than a single one of the networks ({self.single:.4g})"
         )
         return (
-            f"draws of this posterior {found}, by more than two standard errors: one stored network would predict "
+            f"draws of this posterior {numbers}, by more than two standard errors: one stored network would predict "
             "better. Refine it, keep more directions (low-rank) or means (mixture), or keep some of the networks"
         )
 
@@ -239,10 +233,10 @@ def _compared(mean: Tensor, goal: Tensor, single: Tensor, *, classes: bool) -> F
         alone = (single.argmax(2) == goal.argmax(1)).double().mean(0).reshape(count, -1).mean(1)
         variation = float(((mean - goal).abs().sum(1) / 2).mean())
         return Fidelity(count, float(right.mean()), variation, None, float(alone.mean()), _above(alone - right))
-    own = (mean - goal).square().reshape(count, -1).mean(1)
+    squared = (mean - goal).square().reshape(count, -1).mean(1)
     each = (single - goal).square().reshape(len(single), count, -1).mean(2)
-    rms = float(own.mean().sqrt())
-    return Fidelity(count, None, None, rms, float(each.mean(1).sqrt().mean()), _above(own - each.mean(0)))
+    rms = float(squared.mean().sqrt())
+    return Fidelity(count, None, None, rms, float(each.mean(1).sqrt().mean()), _above(squared - each.mean(0)))
 
 
 def _above(gap: Tensor) -> bool:

@@ -245,7 +245,7 @@ def _buffers(population: Population, groups: Tensor, group: int, layout: FlatLay
 
 def _rank(gaussians: Sequence[Gaussian], asked: int | None) -> dict[str, Any]:
     """The number of directions, or that of each component where they differ; what was asked for, if that is more."""
-    ranks = [own.covariance.factor.shape[1] for own in gaussians if isinstance(own.covariance, LowRank)]
+    ranks = [gaussian.covariance.factor.shape[1] for gaussian in gaussians if isinstance(gaussian.covariance, LowRank)]
     if not ranks or set(ranks) == {asked}:
         return {}
     return {"rank": ranks[0] if len(set(ranks)) == 1 else ranks, "rank_asked": asked}

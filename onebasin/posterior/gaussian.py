@@ -86,8 +86,8 @@ def standard_normal(size: Sequence[int], like: Tensor, generator: torch.Generato
 def check_vector(values: Tensor, what: str) -> None:
     """Refuse standard deviations that are no vector of finite numbers from zero up."""
     if values.dim() != 1 or not bool((torch.isfinite(values) & (values >= 0)).all()):
-        found = f"shape {tuple(values.shape)}" if values.dim() != 1 else "negative or non-finite numbers"
-        raise InputError(f"expected {what} as a vector (D,) of finite numbers >= 0, found {found}: correct them")
+        problem = f"shape {tuple(values.shape)}" if values.dim() != 1 else "negative or non-finite numbers"
+        raise InputError(f"expected {what} as a vector (D,) of finite numbers >= 0, found {problem}: correct them")
 
 
 def check_spread(std: Tensor) -> None:
@@ -187,9 +187,9 @@ class LowRank:
 
     def noise(self, count: int, generator: torch.Generator) -> Tensor:
         """Draws (count, D) with mean zero."""
-        own = standard_normal((count, self.size), self.scale, generator)
+        independent = standard_normal((count, self.size), self.scale, generator)
         along = standard_normal((count, self.factor.shape[1]), self.factor, generator)
-        return self.scale * own + along @ self.factor.T
+        return self.scale * independent + along @ self.factor.T
 
     def log_density(self, offset: Tensor) -> Tensor:
         """Log density of offsets (..., D), float64 (...), at the cost of a (K, K) system.

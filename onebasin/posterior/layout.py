@@ -137,7 +137,7 @@ def _equal_everywhere(population: Population, names: list[str]) -> dict[str, str
         moving |= {name for group in groups for name in group if not bool((block[name] == begin[name]).all())}
         if not groups:
             break
-    return {name: own for own, *others in groups if own in moving for name in others}
+    return {name: first for first, *equal in groups if first in moving for name in equal}
 
 
 def _equal_groups(state: State, names: list[str]) -> list[list[str]]:
@@ -146,11 +146,11 @@ def _equal_groups(state: State, names: list[str]) -> list[list[str]]:
     for name in names:
         value: Tensor = state[name]
         alike = groups.setdefault((tuple(value.shape), value.dtype), [])
-        own = next((group for group in alike if torch.equal(state[group[0]], value)), None)
-        if own is None:
+        group_of = next((group for group in alike if torch.equal(state[group[0]], value)), None)
+        if group_of is None:
             alike.append([name])
         else:
-            own.append(name)
+            group_of.append(name)
     return [group for alike in groups.values() for group in alike if len(group) > 1]
 
 

@@ -52,14 +52,7 @@ def clusters(
     >>> clusters(population, flat_layout(population), 2).labels
     tensor([0, 1, 0, 1])
 
-    Args:
-        population: the population.
-        layout: which of its numbers count.
-        count: of clusters; none is empty.
-        restarts: starts that are tried.
-        steps: of each, and on the weights, at most.
-        seed: for the projection and the starts.
-        executor: who reads the population; this process by default. Restarts take place here.
+    None is empty. The population is read by the executor, restarts take place in this process.
     """
     if not 1 <= count <= len(population) or restarts < 1 or steps < 1:
         raise InputError(
@@ -90,11 +83,11 @@ def _lloyd(points: Tensor, count: int, steps: int, generator: torch.Generator) -
     labels = torch.full((len(points),), -1)
     distances = torch.zeros(len(points), dtype=torch.float64)
     for _ in range(steps):
-        distances, found = _squared(points, centres).min(1)
-        found = _none_empty(found, distances, count)
-        if torch.equal(found, labels):
+        distances, nearest = _squared(points, centres).min(1)
+        nearest = _none_empty(nearest, distances, count)
+        if torch.equal(nearest, labels):
             break
-        labels = found
+        labels = nearest
         centres = torch.stack([points[labels == cluster].mean(0) for cluster in range(count)])
     return labels, float(distances.sum())
 
@@ -136,10 +129,10 @@ def _improved(population: Population, layout: FlatLayout, labels: Tensor, steps:
     for step in range(1, steps + 1):
         known = moments(population, layout.names, labels, readers)
         inertia = float(known.squares.sum())
-        found = _by_appearance(_nearest(population, layout, known.mean, count, readers))
-        if torch.equal(found, labels):
+        nearest = _by_appearance(_nearest(population, layout, known.mean, count, readers))
+        if torch.equal(nearest, labels):
             return Clusters(labels, inertia, step)
-        labels = found
+        labels = nearest
     return Clusters(labels, float(moments(population, layout.names, labels, readers).squares.sum()), steps)
 
 

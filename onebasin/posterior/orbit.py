@@ -319,8 +319,10 @@ class _Orbit:
     def _some(self, component: Gaussian, vertices: list[Vertex]) -> Tensor:
         """Log densities (n,) at the network moved by each of n elements at once."""
         elements = [self.assignment.element(vertex) for vertex in vertices]
-        orders = {name: torch.stack([own.orders[name] for own in elements]) for name in elements[0].orders}
-        factors = {name: torch.stack([own.factors[name] for own in elements], 1) for name in elements[0].factors}
+        orders = {name: torch.stack([element.orders[name] for element in elements]) for name in elements[0].orders}
+        factors = {
+            name: torch.stack([element.factors[name] for element in elements], 1) for name in elements[0].factors
+        }
         copies = {name: value.expand(len(elements), *value.shape) for name, value in self.state.items()}
         batch = Element(orders, factors, len(elements))
         moved = self.symmetry.apply(batch, Population.from_stacked(copies)).stacked()
@@ -329,15 +331,17 @@ class _Orbit:
 
 def _best(overlap: Overlap) -> Vertex:
     """The element with the largest log density that the search finds."""
-    found = search(overlap)
+    searched = search(overlap)
     vertex, value, _ = polish(overlap, overlap.assignment.identity())
-    return vertex if value > found.value else found.vertex
+    return vertex if value > searched.value else searched.vertex
 
 
 def _portions(samples: int, overlap: Overlap) -> list[int]:
     """Cut a number of draws so that the scores of one portion fit in memory."""
     signs = overlap.assignment.signs
-    scores = (2 ** len(own) * part.shape[-1] ** 2 for own, part in zip(signs, overlap.linear, strict=True))
+    scores = (
+        2 ** len(characters) * part.shape[-1] ** 2 for characters, part in zip(signs, overlap.linear, strict=True)
+    )
     step = max(1, _CHUNK // max(scores, default=1))
     return [min(step, samples - start) for start in range(0, samples, step)]
 

@@ -181,9 +181,11 @@ def _all(tensors: State, facts: Mapping[str, str]) -> State:
     if facts["version"] == "1":
         return tensors
     spec = spec_from_json(facts["zeros"])
-    if sum(own.nbytes for own in spec.values()) > max(_ZEROS, _TIMES * sum(own.nbytes for own in tensors.values())):
+    if sum(tensor.nbytes for tensor in spec.values()) > max(
+        _ZEROS, _TIMES * sum(tensor.nbytes for tensor in tensors.values())
+    ):
         raise ValueError("zeros beyond all measure")  # a header of a few bytes could ask for any amount of memory
-    zeros = {name: torch.zeros(own.shape, dtype=own.dtype) for name, own in spec.items()}
+    zeros = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in spec.items()}
     same = {name: tensors[first] for name, first in _read(facts["same"], dict).items()}
     return {**tensors, **zeros, **same}
 
@@ -204,21 +206,21 @@ def _parts(tensors: State, facts: Mapping[str, str]) -> Parts:
 
 def _check_numbers(tensors: State, layout: FlatLayout) -> None:
     """Refuse files whose centres, spreads or weights are no real numbers that can be computed with."""
-    counted = {name: own for name, own in tensors.items() if ".rest." not in name and not name.endswith(_COUNTS)}
-    kinds = {name: own.dtype for name, own in counted.items()}
+    counted = {name: tensor for name, tensor in tensors.items() if ".rest." not in name and not name.endswith(_COUNTS)}
+    kinds = {name: tensor.dtype for name, tensor in counted.items()}
     kinds |= {name: layout.spec[name].dtype for name in layout.names}
     if wrong := [name for name, kind in kinds.items() if not kind.is_floating_point or kind.itemsize < 2]:
         raise TypeError(f"expected real numbers in {wrong[0]}, found {kinds[wrong[0]]}")
-    if wrong := [name for name, own in tensors.items() if name.endswith(_COUNTS) and own.dtype != torch.int64]:
+    if wrong := [name for name, tensor in tensors.items() if name.endswith(_COUNTS) and tensor.dtype != torch.int64]:
         raise TypeError(f"expected whole numbers in {wrong[0]}, found {tensors[wrong[0]].dtype}")
 
 
 def _read(text: str, kind: type) -> Any:
     """A JSON value of a kind."""
-    found = json.loads(text)
-    if not isinstance(found, kind):
-        raise TypeError(f"expected a {kind.__name__}, found a {type(found).__name__}")
-    return found
+    value = json.loads(text)
+    if not isinstance(value, kind):
+        raise TypeError(f"expected a {kind.__name__}, found a {type(value).__name__}")
+    return value
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> State:
@@ -276,7 +278,9 @@ class Posterior:
     ) -> Posterior:
         """A mixture in which all components count the same; `buffers` may be wider than the spec."""
         weights = torch.full((len(components),), 1 / max(1, len(components)), dtype=torch.float64)
-        narrow = [{name: own[name].to(layout.spec[name].dtype) for name in layout.buffer_names} for own in buffers]
+        narrow = [
+            {name: component[name].to(layout.spec[name].dtype) for name in layout.buffer_names} for component in buffers
+        ]
         return cls(tuple(components), weights, layout, tuple(narrow), provenance or {})
 
     @property
@@ -300,8 +304,8 @@ class Posterior:
     @property
     def pooled(self) -> bool:
         """Whether several components share one spread, as they are now and not as they were fitted."""
-        first, *others = (component.covariance for component in self.components)
-        return bool(others) and all(same_covariance(first, other) for other in others)
+        first, *further = (component.covariance for component in self.components)
+        return bool(further) and all(same_covariance(first, other) for other in further)
 
     def __repr__(self) -> str:
         kinds = "/".join(dict.fromkeys(component.covariance.kind.replace("_", "-") for component in self.components))
@@ -350,8 +354,8 @@ class Posterior:
         They were the same in all networks of the fit, as after HMC, which samples in evaluation mode, or where norms
         were frozen; or the posterior was refined with them (`refine(..., statistics=False)`).
         """
-        told = self.provenance.get("constant_statistics", ())
-        return frozenset(map(str, told)) if isinstance(told, list | tuple) else frozenset()
+        names = self.provenance.get("constant_statistics", ())
+        return frozenset(map(str, names)) if isinstance(names, list | tuple) else frozenset()
 
     @property
     def own_statistics(self) -> tuple[str, ...]:
@@ -376,8 +380,8 @@ class Posterior:
             generator: random numbers of the draws.
             model: the function, for `statistics`.
             statistics: inputs, such as those of training, on which the running statistics of norms are measured for
-                each draw. False: leave them at the averages of the networks that the
-                posterior was fitted to. None: the same, with a warning where there are such statistics.
+                each draw. False: leave them at the averages of the networks that the posterior was fitted to. None: the
+                same, with a warning where there are such statistics.
 
         Warns:
             StatisticsWarning: draws have running statistics that are not their own.
@@ -425,7 +429,7 @@ class Posterior:
             name: value
             if not value.is_floating_point()
             else sum(
-                (weight * own[name].double() for weight, own in zip(weights, self.buffers, strict=True)),
+                (weight * component[name].double() for weight, component in zip(weights, self.buffers, strict=True)),
                 torch.zeros_like(value, dtype=torch.float64),
             )
             for name, value in self.buffers[0].items()

@@ -50,12 +50,6 @@ CRITERIA = ("snr", "signal-plus-noise", "magnitude", "sigma", "sigma-high", "ran
 def worth(mean: Tensor, std: Tensor | None, by: str, seed: int) -> Tensor:
     """What each weight is worth by a criterion, float64 (D,).
 
-    Args:
-        mean: the weights (D,).
-        std: their standard deviations (D,); None where they are not known.
-        by: one of `CRITERIA`.
-        seed: of the random order.
-
     Raises:
         InputError: the criterion is unknown, needs standard deviations that are not there, or meets NaN.
     """
@@ -208,9 +202,9 @@ class Masks(Mapping[str, Tensor]):
     def _check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         for name, mask in self._whole().items():
             if shapes.get(name) != tuple(mask.shape):
-                found = f"shape {shapes[name]}" if name in shapes else "no such tensor"
+                shape = f"shape {shapes[name]}" if name in shapes else "no such tensor"
                 raise SpecError(
-                    f"expected {name} with shape {tuple(mask.shape)} for its mask, found {found}: give a network "
+                    f"expected {name} with shape {tuple(mask.shape)} for its mask, found {shape}: give a network "
                     "of the architecture that the masks were made for"
                 )
 
@@ -224,11 +218,11 @@ class Masks(Mapping[str, Tensor]):
             symmetry: the group it belongs to.
         """
         whole = self._whole()
-        rest = {
+        unmasked = {
             name: torch.ones(tuple(shape), dtype=torch.bool) for name, shape in symmetry.shapes.items()
             if name not in whole
         }  # fmt: skip
-        moved = symmetry.apply(element, {**whole, **rest}, kind="mask")
+        moved = symmetry.apply(element, {**whole, **unmasked}, kind="mask")
         return Masks({name: moved[name] for name in self.tensors}, self.tied, self.facts)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -237,8 +231,8 @@ class Masks(Mapping[str, Tensor]):
         make_folder(goal.parent)
         need_space(goal.parent, self.size)
         parts = {"names": list(self.tensors), "tied": dict(self.tied), "facts": dict(self.facts)}
-        told = {name: json.dumps(value) for name, value in parts.items()}
-        write_tensors(goal, self.tensors, {"onebasin": FORMAT, "version": str(VERSION), **told})
+        texts = {name: json.dumps(value) for name, value in parts.items()}
+        write_tensors(goal, self.tensors, {"onebasin": FORMAT, "version": str(VERSION), **texts})
         return goal
 
     @classmethod
@@ -255,10 +249,10 @@ class Masks(Mapping[str, Tensor]):
             )
         tensors, _ = read_tensors(Path(path))
         try:
-            names, tied, told = (json.loads(facts[part]) for part in ("names", "tied", "facts"))
-            if not isinstance(names, list) or not isinstance(tied, dict) or not isinstance(told, dict):
+            names, tied, made_by = (json.loads(facts[part]) for part in ("names", "tied", "facts"))
+            if not isinstance(names, list) or not isinstance(tied, dict) or not isinstance(made_by, dict):
                 raise TypeError("names, tied or facts are of another kind")
-            return cls({name: tensors[name] for name in names}, tied, told)
+            return cls({name: tensors[name] for name in names}, tied, made_by)
         except (KeyError, ValueError, TypeError, RecursionError, SpecError) as error:
             raise StorageError(
                 f"expected whole masks in {path}, found parts that do not fit ({error}): save them again"
@@ -343,12 +337,12 @@ class Ranking:
             raise InputError(f"expected per out of {', '.join(SCOPES)}, found {per!r}: give 'global'")
         sizes = self.layout.sizes
         if per == "global":
-            kept = list((self._ranks < count(keep, self.layout.size)).split(sizes))
+            flags = list((self._ranks < count(keep, self.layout.size)).split(sizes))
         else:
             pieces = zip(self.worth.split(sizes), self.signal.split(sizes), strict=True)
-            kept = [ranks(*piece) < count(keep, len(piece[0])) for piece in pieces]
+            flags = [ranks(*piece) < count(keep, len(piece[0])) for piece in pieces]
         shapes = [self.layout.spec[name].shape for name in self.layout.names]
-        tensors = {n: mask.reshape(shape) for n, mask, shape in zip(self.layout.names, kept, shapes, strict=True)}
+        tensors = {n: mask.reshape(shape) for n, mask, shape in zip(self.layout.names, flags, shapes, strict=True)}
         return Masks(tensors, self.layout.tied, {"keep": keep, "by": self.by, "per": per})
 
 
@@ -378,9 +372,9 @@ def shared_memory(state: State, names: Collection[str]) -> dict[str, str]:
     tied = {}
     for name in names:
         value = state[name]
-        own = first.setdefault((value.data_ptr(), tuple(value.shape), value.stride()), name)
-        if own != name:
-            tied[name] = own
+        first_name = first.setdefault((value.data_ptr(), tuple(value.shape), value.stride()), name)
+        if first_name != name:
+            tied[name] = first_name
     return tied
 
 
@@ -389,7 +383,10 @@ def _only(layout: FlatLayout, names: Collection[str] | None) -> FlatLayout:
     if names is None:
         return layout
     wanted = [names] if isinstance(names, str) else list(names)
-    also = {own: {own, *[name for name, first in layout.tied.items() if first == own]} for own in layout.names}
+    also = {
+        name_of: {name_of, *[name for name, first in layout.tied.items() if first == name_of]}
+        for name_of in layout.names
+    }
     for pattern in wanted:
         if not any(fnmatchcase(name, pattern) for every in also.values() for name in every):
             listed = ", ".join(layout.names[:6])
@@ -397,7 +394,9 @@ def _only(layout: FlatLayout, names: Collection[str] | None) -> FlatLayout:
                 f"expected names or patterns of weights ({listed}, ...), found {pattern!r}: give '*' for all"
             )
     chosen = tuple(n for n in layout.names if any(fnmatchcase(m, pattern) for m in also[n] for pattern in wanted))
-    return FlatLayout(chosen, layout.spec, {name: own for name, own in layout.tied.items() if own in chosen})
+    return FlatLayout(
+        chosen, layout.spec, {name: name_of for name, name_of in layout.tied.items() if name_of in chosen}
+    )
 
 
 @overload

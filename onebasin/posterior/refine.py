@@ -116,12 +116,12 @@ def _missing(logs: Tensor, weights: Tensor) -> Tensor:
     With q = sum_k w_k p_k over pairs, E[log q] = log E[q] - var(q) / (2 q^2) + ..., and var(q) is estimated by
     sum_k w_k^2 (p_k - q)^2 n / (n - 1). At most about 1/2, where one pair of many is all there is.
     """
-    pairs, own = logs.exp().unflatten(0, (-1, 2)).mean(1), weights.unflatten(0, (-1, 2)).sum(1)
-    count = len(own)
+    pairs, shares = logs.exp().unflatten(0, (-1, 2)).mean(1), weights.unflatten(0, (-1, 2)).sum(1)
+    count = len(shares)
     if count < 2:
         return torch.zeros_like(logs[0])
-    mean = torch.einsum("m,m...->...", own, pairs)
-    variance = torch.einsum("m,m...->...", own.square(), (pairs - mean).square()) * count / (count - 1)
+    mean = torch.einsum("m,m...->...", shares, pairs)
+    variance = torch.einsum("m,m...->...", shares.square(), (pairs - mean).square()) * count / (count - 1)
     return variance / (2 * mean.square().clamp(min=_LEAST**2))
 
 
@@ -165,9 +165,9 @@ class DiagLowRank:
     def draws(self, count: int, generator: torch.Generator) -> Tensor:
         """Vectors (count, D), count even; each second one mirrors the one before: their mean is the centre."""
         half = count // 2
-        own = standard_normal((half, len(self.scale)), self.scale, generator)
+        independent = standard_normal((half, len(self.scale)), self.scale, generator)
         along = standard_normal((half, self.factor.shape[1]), self.factor, generator)
-        offset = self.scale * own + along @ self.factor.T
+        offset = self.scale * independent + along @ self.factor.T
         return torch.stack([self.centre + offset, self.centre - offset], 1).flatten(0, 1)
 
 
@@ -321,7 +321,7 @@ class RefinedParameters:
         """For each component, tensor -> [width, gain] where there are only these."""
         names, widths = self.posterior.layout.names, [part for part in self.parts if isinstance(part, ScaleParameters)]
         pairs = [torch.stack(part.parameters, 1).exp().tolist() for part in widths]
-        return [dict(zip(names, own, strict=True)) for own in pairs]
+        return [dict(zip(names, pair, strict=True)) for pair in pairs]
 
     def narrowing(self) -> float:
         """Median over weights with spread of std / first std."""

@@ -53,13 +53,13 @@ def _along(values: Tensor, axis: int, axes: int) -> Tensor:
 
 def gone(symmetry: Symmetry, removed: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """Tensor name -> True where an entry belongs to a removed unit; `removed` is (copies * n,) for each space."""
-    found: dict[str, Tensor] = {}
+    removed_entries: dict[str, Tensor] = {}
     for space in symmetry.spaces:
         for leg in space.legs if space.name in removed else ():
             owner = owners(space, leg, shapes[leg.tensor])
-            own = removed[space.name][owner.clamp_min(0)] & (owner >= 0)
-            found[leg.tensor] = found[leg.tensor] | own if leg.tensor in found else own
-    return found
+            lost = removed[space.name][owner.clamp_min(0)] & (owner >= 0)
+            removed_entries[leg.tensor] = removed_entries[leg.tensor] | lost if leg.tensor in removed_entries else lost
+    return removed_entries
 
 
 def unit_worth(
@@ -67,14 +67,9 @@ def unit_worth(
 ) -> dict[str, Tensor]:
     """What each unit of each permutable space is worth, float64 (copies * n,).
 
-    Args:
-        state: the network.
-        symmetry: its symmetry.
-        by: "norm": the norm of all weights of the unit, in the lightest scales of the network, so that it does not
-            depend on how a layer shares its scale with the next; 0 for a unit whose scale has no best value because
-            nothing comes in or nothing goes out. "snr": the norm of |weight| / std. "random": a fresh order.
-        posterior: whose standard deviations "snr" takes.
-        seed: of "random".
+    "norm" is the norm of all weights of the unit, in the lightest scales of the network, so that it does not depend on
+    how a layer shares its scale with the next; 0 for a unit whose scale has no best value because nothing comes in or
+    nothing goes out. "snr" is the norm of |weight| / std of the posterior, "random" an order by the seed.
     """
     spaces = [space for space in symmetry.spaces if space.permutable]
     if by == "random":
@@ -86,13 +81,13 @@ def unit_worth(
         raise InputError(f"expected a criterion out of {', '.join(UNIT_CRITERIA)}, found {by!r}: give 'norm'")
     lightest = balance(state, symmetry) if by == "norm" and symmetry.dimensions else None
     squares = _squares(state if lightest is None or lightest.state is None else lightest.state, by, posterior)
-    found = {space.name: _owned(space, squares) for space in spaces}
+    worth = {space.name: _owned(space, squares) for space in spaces}
     for unit in () if lightest is None else lightest.dead:
-        if unit.space in found:
+        if unit.space in worth:
             space = symmetry[unit.space]
             sizes = [*[size for _, size in space.parents], space.size]
-            found[unit.space].view(sizes)[unit.unit] = 0
-    return found
+            worth[unit.space].view(sizes)[unit.unit] = 0
+    return worth
 
 
 def _squares(state: Mapping[str, Tensor], by: str, posterior: Posterior | None) -> dict[str, Tensor]:
@@ -218,9 +213,9 @@ def resized(
     """
     _check_names(model, state)
     small = copy.deepcopy(model)
-    made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for path, layer in small.named_modules():
-        changed = _replace(layer, path, state, made)
+        changed = _replace(layer, path, state, replaced)
         if changed:
             for name, width in _followed(path, layer, tuple(known)).items():
                 setattr(layer, name, width)
@@ -231,10 +226,10 @@ def resized(
 def _check_names(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Refuse other names; shapes are free."""
     expected = as_spec(model)
-    found = {
+    given = {
         name: expected.get(name, TensorSpec(tuple(value.shape), value.dtype)) for name, value in as_state(state).items()
     }
-    check_spec(found, expected, where=f"as a smaller state of {type(model).__name__}, what was given")
+    check_spec(given, expected, where=f"as a smaller state of {type(model).__name__}, what was given")
 
 
 def _replace(
@@ -306,7 +301,7 @@ def _run(small: nn.Module, inputs: Inputs) -> None:
     try:
         with evaluation_mode(small), torch.no_grad(), torch.random.fork_rng(devices=[]):
             small(*arguments, **options)
-    except Exception as error:  # somebody's forward pass can fail in any way
+    except Exception as error:  # the forward pass of a user can fail in any way
         raise ModelError(
             f"expected a smaller {type(small).__name__} that runs, found one that does not ({type(error).__name__}: "
             f"{error}): a width is written into its code; build the smaller module by hand and load the state"
@@ -420,7 +415,7 @@ def _wanted(symmetry: Symmetry, keep: Keep) -> dict[str, float | Tensor]:
     for name in given:
         if not symmetry[name].permutable:
             raise InputError(f"expected spaces whose units may change places, found {name!r}: leave it out of keep")
-    return {name: _share(name, own) for name, own in given.items()}
+    return {name: _share(name, share) for name, share in given.items()}
 
 
 def _share(name: str, given: Any) -> float | Tensor:
@@ -478,8 +473,8 @@ def _kept_first(symmetry: Symmetry, removed: Mapping[str, Tensor]) -> Element:
 def _cut(name: str, value: Tensor, left: Tensor) -> Tensor:
     """The part of a tensor that is left, when that is a smaller box."""
     for axis in range(value.dim()):
-        others = [other for other in range(value.dim()) if other != axis]
-        inside = (left.any(dim=others) if others else left).nonzero()[:, 0]
+        axes = [other for other in range(value.dim()) if other != axis]
+        inside = (left.any(dim=axes) if axes else left).nonzero()[:, 0]
         value, left = value.index_select(axis, inside), left.index_select(axis, inside)
     if not bool(left.all()):
         raise SymmetryError(

@@ -67,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez(tmp_path / "test.npz", x=x, y=y.astype(np.uint8))
     np.savez(tmp_path / "train.npz", x=x)
     np.savez(tmp_path / "values.npz", x=x.astype(np.float64), y=x.sum(1))
-    np.savez(tmp_path / "foreign.npz", x=5 * x[:20])
+    np.savez(tmp_path / "ood.npz", x=5 * x[:20])
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -99,8 +99,8 @@ def plain(**numbers: Any) -> Any:
 
 
 def test_the_record_holds_what_the_library_finds(run: Run, folder: Path) -> None:
-    words = "model.py:net networks test.npz --ood foreign.npz --reference posterior.safetensors --seed 3"
-    options = "--draws 7 --resamples 40 --level 0.9 --bins 5 -o out/record.json"
+    words = "model.py:net networks test.npz --ood ood.npz --reference posterior.safetensors --seed 3"
+    options = "--draws 7 --resamples 40 --confidence-level 0.9 --bins 5 -o out/record.json"
     code, out, err = run(*words.split(), *options.split())
     assert (code, err) == (0, "")
     record = json.loads((folder / "out" / "record.json").read_text())
@@ -110,7 +110,7 @@ def test_the_record_holds_what_the_library_finds(run: Run, folder: Path) -> None
         nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)),
         networks,
         (data["x"], data["y"].long()),
-        ood=arrays("foreign.npz")["x"],
+        ood=arrays("ood.npz")["x"],
         reference=load_posterior(folder / "posterior.safetensors"),
         seed=3,
         draws=7,
@@ -121,7 +121,7 @@ def test_the_record_holds_what_the_library_finds(run: Run, folder: Path) -> None
     assert {key: record[key] for key in found.record()} == plain(**found.record())
     assert record["format"] == "onebasin evaluation 1"
     assert record["given"] == {
-        "model": "model.py:net", "population": "networks", "data": "test.npz", "outside": "foreign.npz",
+        "model": "model.py:net", "population": "networks", "data": "test.npz", "outside": "ood.npz",
         "reference": "posterior.safetensors", "statistics": None,
     }  # fmt: skip
     assert out.rstrip() == f"{found}\n\nout/record.json"
@@ -188,11 +188,11 @@ def test_the_help_has_examples(run: Run) -> None:
         ("model.py:other networks test.npz", SpecError, "networks"),
         ("model.py:other posterior.safetensors test.npz", SpecError, "expected"),
         ("model.py:net networks test.npz --reference lines", SpecError, "lines"),
-        ("model.py:net networks foreign.npz", InputError, "targets"),
+        ("model.py:net networks ood.npz", InputError, "targets"),
         ("model.py:net networks test.npz --ood model.py", InputError, "model.py"),
         ("model.py:line lines values.npz", InputError, "noise"),
         ("model.py:line lines values.npz --noise loud", InputError, "a number or learned"),
-        ("model.py:line lines values.npz --noise 1 --ood foreign.npz", InputError, "gaussian"),
+        ("model.py:line lines values.npz --noise 1 --ood ood.npz", InputError, "gaussian"),
         ("model.py:line lines test.npz", InputError, "at least 2 classes"),
         ("model.py:net networks test.npz -o test.npz", InputError, "test.npz exists"),
     ],

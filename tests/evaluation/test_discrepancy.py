@@ -478,7 +478,6 @@ def test_refusals() -> None:
     for error, words, call in [
         (InputError, "expected a form", lambda: discrepancy(a, b, normal_forms="sorted")),
         (InputError, "form", lambda: discrepancy(a, b, normal_forms=["unit-norm/max", "unit-norm/random"])),
-        (InputError, "no option", lambda: discrepancy(a, b, permutation=5)),
         (InputError, "preset", lambda: discrepancy(a, b, preset="mean")),
         (InputError, "permutations", lambda: discrepancy(a, b, permutations=-1)),
         (InputError, "confidence", lambda: discrepancy(a, b, confidence_level=1.5)),

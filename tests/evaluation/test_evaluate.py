@@ -279,18 +279,18 @@ def test_the_record_is_plain_json(whole: Evaluation) -> None:
     assert record == whole.record()
     assert record["inside"]["nll"].keys() == {"value", "low", "high"}
     assert record["detection"]["energy"]["auroc"]["value"] == whole.detection["energy"]["auroc"].value
-    settings = {"level": 0.95, "seed": 0, "method": "bca", "n_resamples": 1000, "bins": 15}
+    settings = {"level": 0.95, "seed": 0, "method": "bca", "resamples": 1000, "bins": 15}
     assert record["settings"] == {**settings, "calibration_method": "absolute"}
 
 
 def test_the_table_shows_every_number(whole: Evaluation) -> None:
     text = str(whole)
-    assert "6 networks, 200 examples, 150 foreign inputs, categorical" in text
+    assert "6 networks, 200 examples, 150 out-of-distribution inputs, categorical" in text
     groups = [whole.in_distribution, whole.tempered, whole.ood, whole.reference, *whole.detection.values()]
     for estimate in (estimate for group in groups for estimate in group.values()):
         assert f"{estimate.value:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]" in text
     assert f"T = {whole.temperature:.4g}" in text
-    assert "foreign" not in str(evaluate(MODEL, POPULATION, DATA, **QUICK))
+    assert "out-of-distribution" not in str(evaluate(MODEL, POPULATION, DATA, **QUICK))
     assert all(line == line.rstrip() for line in text.splitlines())
 
 

@@ -90,7 +90,7 @@ def test_counts_are_copies_of_examples(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_fast_way_is_the_slow_way(name: str) -> None:
     metric, tensors, axes, separately = CASES[name]
-    options: dict[str, Any] = {"draws": 60, "axis": axes, "separately": separately, "method": "percentile"}
+    options: dict[str, Any] = {"n_resamples": 60, "axis": axes, "separately": separately, "method": "percentile"}
     fast = interval(metric, *tensors, generator=torch.Generator().manual_seed(4), **options)
     slow = interval(lambda *parts: metric(*parts), *tensors, generator=torch.Generator().manual_seed(4), **options)
     for one, other in zip(fast, slow, strict=True):

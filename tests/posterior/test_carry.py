@@ -95,7 +95,7 @@ def test_the_density_of_moved_networks_changes_by_the_volume_alone(name: str, sc
             scale = posterior.components[0].covariance.std() + 0.1
             shape = Diagonal(scale)
         else:
-            low = posterior.components[0].shape
+            low = posterior.components[0].covariance
             assert isinstance(low, LowRank)
             shape = LowRank(low.scale + 0.1, low.factor)
         posterior = Posterior(

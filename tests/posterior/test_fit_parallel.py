@@ -15,7 +15,7 @@ from onebasin.population.population import Population
 from onebasin.population.sources import gather
 from onebasin.posterior.fit import fit
 from onebasin.posterior.layout import flat_layout
-from onebasin.posterior.moments import Deviations, Read, moments
+from onebasin.posterior.moments import Deviations, RowMatrix, moments
 from onebasin.posterior.posterior import Posterior
 from onebasin.posterior.refine import fit_scales
 from tests.judging import numbers, seeded
@@ -27,7 +27,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "low-rank of all": {"family": "low-rank", "rank": 60},
     "chains": {"family": "mixture", "components": "chains"},
     "k-means": {"family": "mixture", "components": 3, "restarts": 2},
-    "pooled k-means": {"family": "mixture", "components": 2, "pooled": True, "shape": "low-rank", "rank": 2},
+    "pooled k-means": {"family": "mixture", "components": 2, "pooled": True, "covariance": "low-rank", "rank": 2},
 }
 
 
@@ -115,7 +115,7 @@ def test_products_over_shards_are_those_of_the_whole_matrix(two: Executor) -> No
     layout, groups = flat_layout(population), torch.arange(MEMBERS) % 2
     centres = moments(population, layout.names, groups).mean
     rows = torch.cat([population.tensor(name).flatten(1) for name in layout.names], 1) - centres[groups]
-    found, whole = Deviations(population, layout, centres, groups, executor=two), Read(lambda: iter([(0, rows)]))
+    found, whole = Deviations(population, layout, centres, groups, executor=two), RowMatrix(lambda: iter([(0, rows)]))
     right, left = numbers(layout.size, 3, seed=5), numbers(MEMBERS, 3, seed=6)
     for name, given in {"times": (right,), "gathered": (left, layout.size), "turned": (right,), "lengths": ()}.items():
         torch.testing.assert_close(getattr(found, name)(*given), getattr(whole, name)(*given))

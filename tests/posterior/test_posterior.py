@@ -121,7 +121,7 @@ def mixture(dtype: torch.dtype = torch.float32, weights: tuple[float, ...] = (0.
 
 def reference(posterior: Posterior) -> MixtureSameFamily:
     centres = torch.stack([component.centre for component in posterior.components]).double()
-    matrices = torch.stack([covariance(component.shape) for component in posterior.components]).double()
+    matrices = torch.stack([covariance(component.covariance) for component in posterior.components]).double()
     return MixtureSameFamily(Categorical(posterior.weights), MultivariateNormal(centres, matrices))
 
 
@@ -284,7 +284,7 @@ def test_bad_input_is_told_in_a_sentence() -> None:
         Posterior(good.components, torch.ones(3), good.layout, good.buffers)
     with pytest.raises(SpecError, match="over the"):
         Posterior((Gaussian(torch.zeros(2), Diagonal(torch.ones(2))),), torch.ones(1), good.layout, good.buffers[:1])
-    with pytest.raises(SpecError, match="rest of component 0"):
+    with pytest.raises(SpecError, match="buffers of component 0"):
         Posterior(good.components[:1], torch.ones(1), good.layout, ({},))
     with pytest.raises(SpecError, match="the network"):
         good.log_density({"w": torch.zeros(2)})

@@ -74,12 +74,12 @@ def test_kl_of_widths_that_differ_by_many_orders(seed: int) -> None:
 
     p, q = (Gaussian(torch.randn(6, generator=generator, dtype=torch.float64), shape()) for _ in range(2))
     with mp.workdps(60):
-        own, other = covariance(p.shape), covariance(q.shape)  # type: ignore[arg-type]
+        own, other = covariance(p.covariance), covariance(q.covariance)  # type: ignore[arg-type]
         gap, inverse = mp.matrix((p.centre - q.centre).tolist()), other**-1
         trace = sum((inverse * own)[i, i] for i in range(6)) + (gap.T * inverse * gap)[0]
         exact = float((trace - 6 + mp.log(mp.det(other)) - mp.log(mp.det(own))) / 2)
     assert gaussian_kl(p, q) == pytest.approx(exact, rel=1e-9)
-    assert gaussian_kl(q, Gaussian(q.centre, q.shape)) == pytest.approx(0.0, abs=1e-6)
+    assert gaussian_kl(q, Gaussian(q.centre, q.covariance)) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_kl_of_diagonal_gaussians_stays_what_it_was() -> None:

@@ -1,4 +1,4 @@
-"""Refined and calibrated posteriors: what they keep, and what they never touch."""
+"""Refined and scaled posteriors: what they keep, and what they never touch."""
 
 from pathlib import Path
 
@@ -110,7 +110,7 @@ def test_nothing_that_was_given_changes(problem: tuple[nn.Module, Population, Te
     ]
     mode, state = model.training, torch.random.get_rng_state()
     assert callable(form)
-    form(fitted, model, population, train, steps=3)
+    form(model, fitted, population, train, steps=3)
     after = [model.state_dict(), fitted.mean, fitted.std, population.stacked()]
     assert all(torch.equal(old[name], new[name]) for old, new in zip(before, after, strict=True) for name in old)
     assert model.training is mode and torch.equal(state, torch.random.get_rng_state())
@@ -226,7 +226,9 @@ def test_low_rank_and_mixtures_move_too(problem: tuple[nn.Module, Population, Te
     model, population, train, test = problem
     for fitted in (fit(population, "low-rank", rank=2), fit(population, "mixture", components=2)):
         refined = refine(model, fitted, population, train, steps=150)
-        assert [type(part.shape) for part in refined.components] == [type(part.shape) for part in fitted.components]
+        assert [type(part.covariance) for part in refined.components] == [
+            type(part.covariance) for part in fitted.components
+        ]
         assert far(model, refined, population, test) < far(model, fitted, population, test)
 
 
@@ -235,7 +237,7 @@ def test_a_pooled_spread_stays_one(problem: tuple[nn.Module, Population, Tensor,
     model, population, train, _ = problem
     fitted = fit(population, "mixture", components=3, pooled=True)
     assert callable(form)
-    found = form(fitted, model, population, train, steps=3)
+    found = form(model, fitted, population, train, steps=3)
     assert found.storage == fitted.storage == 4
     assert not torch.equal(found.components[0].centre, fitted.components[0].centre)
 
@@ -246,7 +248,7 @@ def test_weights_without_spread_keep_none() -> None:
     stacked["2.bias"] = stacked["2.bias"][:1].expand(60, 3).clone()
     population = Population.from_stacked(stacked)
     refined = refine(
-        fit(population), model, population, torch.randn(50, 2, generator=torch.Generator().manual_seed(0)), steps=5
+        model, fit(population), population, torch.randn(50, 2, generator=torch.Generator().manual_seed(0)), steps=5
     )
     assert not refined.std["2.bias"].any() and refined.std["0.bias"].all()
 
@@ -339,7 +341,7 @@ def test_models_that_cannot_be_vectorised_are_run_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"steps": 0}, "steps >= 1"),
+        ({"steps": 0}, "steps to be a whole number >= 1"),
         ({"lr": 0.0}, "lr > 0"),
         ({"start": float("nan")}, "start > 0"),
         ({"output": "logits"}, '"values"'),
