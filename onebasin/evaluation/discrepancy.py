@@ -16,7 +16,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from onebasin.alignment import FORM, FORM_SCALES, ORDERS, align, canonicalise, shard_bytes
+from onebasin.alignment import FORM, FORM_SCALES, ORDERS, align, canonicalise
 from onebasin.errors import InputError, check_options
 from onebasin.evaluation.distances import BLOCK_BYTES, MEMBERS, Distances, tensor_distances, weight_names
 from onebasin.evaluation.runs import Runs
@@ -426,7 +426,7 @@ def compare_bytes(a: Population, b: Population, judge: MMDTest, held: int) -> Me
     forms = 2 * min(LARGE, 2 * populations)  # in float32 at least, and moved
     tiles = 4 * BLOCK_BYTES + 8 * 8 * min(members, MEMBERS) ** 2
     return {
-        "each": max(tiles, shard_bytes(a.spec, populations)),
+        "each": tiles,
         "here": matrices + judge.nbytes + max(forms, 2 * held),
     }
 

@@ -19,7 +19,7 @@ def part(bench: Bench[DemoPlan]) -> ob.reporting.Section:
     for place in range(PAIRS):
         bench.show(place, PAIRS, "walking between networks")
         a, b = members.member(2 * place % len(members)), members.member((2 * place + 1) % len(members))
-        paths.append(ob.barrier(data.model, a, b, *data.test, points=21, symmetry=symmetry(bench)))
+        paths.append(ob.barrier(data.model, a, b, data.test, points=21, symmetry=symmetry(bench)))
     raw = [path.max for path in paths]
     moved = [path.aligned.max for path in paths if path.aligned is not None]
     means = {
