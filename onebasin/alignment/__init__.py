@@ -10,7 +10,15 @@ from onebasin.alignment.exchangeability import Exchangeability, Persistence, exc
 from onebasin.alignment.layout import BlockLayout
 from onebasin.alignment.match import MATCH_SCALES, Match, Overlap, match, polish, search, weights_of
 from onebasin.alignment.merge import merge, own_statistics
-from onebasin.alignment.transpositions import Transpositions, element_with, expected_transpositions, transpositions
+from onebasin.alignment.repair import recalibrate, repair
+from onebasin.alignment.scale_posterior import scale_posterior
+from onebasin.alignment.transpositions import (
+    Transpositions,
+    element_with,
+    expected_transpositions,
+    permutation_with,
+    transpositions,
+)
 
 __all__ = [
     "ALIGN_SCALES",
@@ -47,8 +55,12 @@ __all__ = [
     "match_activations",
     "merge",
     "own_statistics",
+    "permutation_with",
     "persistence",
     "polish",
+    "recalibrate",
+    "repair",
+    "scale_posterior",
     "search",
     "transpositions",
     "uniformity",

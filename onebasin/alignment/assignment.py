@@ -192,7 +192,7 @@ class Assignment:
         ]
 
     def chi(self, place: SpacePlacement, space: int, character: int) -> Tensor | None:
-        """The signs (N,) that a character sees; None stands for all ones."""
+        """The signs (N,) that a character sees; None where all are 1."""
         seen = [number for number, on in enumerate(self.characters[space][character]) if on]
         return place.signs[seen].prod(0) if seen else None
 
@@ -212,8 +212,11 @@ class Assignment:
             The placements of the root and of all spaces nested in it, and the value they reach.
         """
         family = self.family(root)
-        gains_under_best_signs = {space: self._merged(space, gains[space]) for space in family}
-        solution = self._solve_root(root, gains_under_best_signs)
+        merged = {
+            space: gains_under_best_signs(gains[space], self.characters[space], self.components[space]).cpu().numpy()
+            for space in family
+        }
+        solution = self._solve_root(root, merged)
         places = {}
         for space in family:
             source = self._sources(space, solution)
@@ -223,26 +226,20 @@ class Assignment:
             places[space] = SpacePlacement(source, flips)
         return places, solution.value
 
-    def _merged(self, space: int, gains: Tensor) -> Numbers:
-        gains_of_pairs: Numbers = (
-            gains_under_best_signs(gains, self.characters[space], self.components[space]).cpu().numpy()
-        )
-        return gains_of_pairs
-
-    def _solve_root(self, root: int, gains_under_best_signs: dict[int, Numbers]) -> Solution:
+    def _solve_root(self, root: int, gains: dict[int, Numbers]) -> Solution:
         """Solve each copy of a root: its parents, if any, are rigid."""
         whole = Solution(0.0)
         for copy in range(self.spaces[root].copies):
-            part = self._solve(root, (copy, copy), gains_under_best_signs)
+            part = self._solve(root, (copy, copy), gains)
             whole.value += part.value
             whole.parts += part.parts
         return whole
 
-    def _solve(self, space: int, copies: tuple[int, int], gains_under_best_signs: dict[int, Numbers]) -> Solution:
+    def _solve(self, space: int, copies: tuple[int, int], gains: dict[int, Numbers]) -> Solution:
         """The assignment of one (new, old) pair of copies of a space, children included."""
         n = self.spaces[space].size
         new, old = copies
-        gain = gains_under_best_signs[space][new * n : (new + 1) * n, old * n : (old + 1) * n]
+        gain = gains[space][new * n : (new + 1) * n, old * n : (old + 1) * n]
         inside: dict[tuple[int, int], Solution] = {}
         if self.children[space]:
             gain = gain.copy()
@@ -250,7 +247,7 @@ class Assignment:
                 itertools.product(range(n), repeat=2) if self.spaces[space].permutable else ((i, i) for i in range(n))
             )
             for i, j in pairs:
-                inside[i, j] = self._inside(space, (new, i), (old, j), gains_under_best_signs)
+                inside[i, j] = self._inside(space, (new, i), (old, j), gains)
                 gain[i, j] += inside[i, j].value
         order = _assign(gain) if self.spaces[space].permutable else np.arange(n)
         solution = Solution(float(gain[np.arange(n), order].sum()), [(space, new, old, order)])
@@ -258,14 +255,12 @@ class Assignment:
             solution.parts += inside[i, int(j)].parts
         return solution
 
-    def _inside(
-        self, space: int, new: tuple[int, int], old: tuple[int, int], gains_under_best_signs: dict[int, Numbers]
-    ) -> Solution:
+    def _inside(self, space: int, new: tuple[int, int], old: tuple[int, int], gains: dict[int, Numbers]) -> Solution:
         """All children of unit new[1] in copy new[0], when it comes from unit old[1] of copy old[0]."""
         whole = Solution(0.0)
         for child in self.children[space]:
             for pair in self._copies(space, child, new, old):
-                part = self._solve(child, pair, gains_under_best_signs)
+                part = self._solve(child, pair, gains)
                 whole.value += part.value
                 whole.parts += part.parts
         return whole

@@ -193,7 +193,7 @@ class Mass:
         return LogScales([self.rest.new_zeros(self.members, gauge.size) for gauge in self.gauges])
 
     def along(self, place: int, number: int, point: LogScales) -> Tensor:
-        """The mass of a part that hangs on each coordinate of a side: (M, coordinates)."""
+        """The mass of a part at each coordinate of a side: (M, coordinates)."""
         part, stamp = self.parts[place], [point.stamps[gauge] for gauge in self._others[place][number]]
         cached = point.sums.get((place, number))
         if cached is None or cached[0] != stamp:
@@ -276,7 +276,7 @@ class LogScales:
 
 @dataclass(frozen=True, eq=False)
 class MassLayout:
-    """Which gauges a board has, and which of them act where; nothing here depends on weights."""
+    """The gauges of a symmetry, and which of them act on each side of each block; independent of weights."""
 
     block_layout: BlockLayout
     gauges: tuple[Gauge, ...]
@@ -313,7 +313,9 @@ class MassLayout:
             if not sides:
                 rest = rest + values
                 continue
-            for part in _decoupled(Part(values, _renumbered(sides), is_bias(block.tensor))):
+            dims = sorted({dim for side in sides for dim in side.dims})  # those that are left in values
+            numbered = tuple(replace(side, dims=tuple(map(dims.index, side.dims))) for side in sides)
+            for part in _decoupled(Part(values, numbered, is_bias(block.tensor))):
                 if len(part.sides) > 1:
                     coupled.append(part)
                     continue
@@ -362,12 +364,6 @@ def _squares(part: Tensor, block: TensorBlock, sides: tuple[Side, ...]) -> Tenso
     return squares.sum(summed) if summed else squares
 
 
-def _renumbered(sides: tuple[Side, ...]) -> tuple[Side, ...]:
-    """Number dims anew after those of no side are gone."""
-    kept = sorted({dim for side in sides for dim in side.dims})
-    return tuple(replace(side, dims=tuple(kept.index(dim) for dim in side.dims)) for side in sides)
-
-
 def _flat(part: Part) -> Part:
     """A part with one side as a table (M, coordinates)."""
     side = part.sides[0]
@@ -375,7 +371,7 @@ def _flat(part: Part) -> Part:
 
 
 def _decoupled(part: Part) -> list[Part]:
-    """Split entries that join a unit to itself off a part in which a space stands twice: there its powers add."""
+    """Split entries that join a unit to itself off a part that a space moves twice: there its powers add."""
     if len(part.sides) != 2 or part.sides[0].space != part.sides[1].space:
         return [part]
     first, second = part.sides
@@ -391,7 +387,7 @@ def _decoupled(part: Part) -> list[Part]:
 
 
 def _uncovered(layout: BlockLayout, stacked: Mapping[str, Tensor], biases: bool) -> Tensor:
-    """Mass (M,) of what is not on the board: tensors without legs, constants left out, and parts that no leg covers."""
+    """Mass (M,) of what is in no block: tensors without legs, constants left out, and parts that no leg covers."""
     covered: Counter[str] = Counter()
     blocks: dict[str, list[TensorBlock]] = {}
     for block in layout.blocks:
@@ -497,11 +493,8 @@ def _variances(layout: MassLayout, stacked: Mapping[str, Tensor]) -> list[tuple[
         values = block.take(stacked[block.tensor]).double() + shift
         for side in sides:
             axis = next(axis for axis in block.axes if (axis.space, axis.dims) == (side.space, side.dims))
-            others = [1 + dim for dim in range(len(block.dims)) if dim not in axis.dims]
-            kept = sorted(axis.dims)
-            least = values.amin([*others, values.dim() - 1]).permute(0, *[1 + kept.index(dim) for dim in axis.dims])
-            table = least.reshape(len(least), -1)
-            variances += [(gauge, power, shift, table) for gauge, power in side.powers if power > 0]
+            least = block.reduce(axis, values, torch.amin)
+            variances += [(gauge, power, shift, least) for gauge, power in side.powers if power > 0]
     return variances
 
 
@@ -766,7 +759,7 @@ def _above_floors(
     return size
 
 
-_TINY = torch.finfo(torch.float64).tiny  # keeps logarithms finite where nothing hangs on a frozen coordinate
+_TINY = torch.finfo(torch.float64).tiny  # keeps logarithms finite where a frozen coordinate has no mass
 _NEWTON = 6  # steps where powers differ; the sweeps around them do the rest
 _FAR = 150.0  # a log scale beyond this diverges: exp(2 * 2 * 150) is near the end of float64
 

@@ -72,12 +72,6 @@ class Blocks:
                     yield block, axis, values
 
 
-def along(axis: BlockAxis, table: Tensor) -> Tensor:
-    """A table over an axis' dims in their order in the block, as (M, coordinates)."""
-    kept = sorted(axis.dims)
-    return table.permute(0, *[1 + kept.index(dim) for dim in axis.dims]).flatten(1)
-
-
 _NOTHING = 1e-12  # an odd sum that is smaller, relative to the sum of absolute values, says nothing
 
 
@@ -157,11 +151,11 @@ def _eliminate(rows: list[frozenset[int]]) -> dict[int, list[frozenset[int]]]:
 def _odd(block: TensorBlock, axis: BlockAxis, values: Tensor) -> list[Tensor]:
     """Sums over a unit's entries (M, n) that turn with its sign: of cubes, and of cubes weighted along the rest."""
     cubes = values**3
-    others = [1 + dim for dim in range(len(block.dims)) if dim not in axis.dims]
+    others = block.other_dims(axis)
     sums = []
     for table in (cubes.sum(-1), (cubes * torch.arange(1, cubes.shape[-1] + 1, device=cubes.device)).sum(-1)):
-        total = along(axis, table.sum(others) if others else table)
-        size = along(axis, cubes.abs().sum(-1).sum(others) if others else cubes.abs().sum(-1))
+        total = axis.flatten(table.sum(others) if others else table)
+        size = axis.flatten(cubes.abs().sum(-1).sum(others) if others else cubes.abs().sum(-1))
         sums.append(torch.where(total.abs() > _NOTHING * cubes.shape[-1] * size, total, 0.0))
     return sums
 
@@ -213,7 +207,7 @@ def key(blocks: Blocks, space: int, order: str, open_signs: OpenSigns, known: di
     first = places[0][0].tensor
     tables, seen = [], set()
     for block, axis, values in places:
-        if block.tensor == first and id(block) not in seen:  # a space that stands twice in a block counts once
+        if block.tensor == first and id(block) not in seen:  # a space that moves two axes of a block counts once
             seen.add(id(block))
             if turning_signs(block, open_signs):
                 values = values.abs()
@@ -226,13 +220,10 @@ def _reduce(
     blocks: Blocks, block: TensorBlock, axis: BlockAxis, values: Tensor, order: str, known: dict[int, Tensor]
 ) -> Tensor:
     """One number for every coordinate of a foot: (M, coordinates)."""
-    others = [1 + dim for dim in range(len(block.dims)) if dim not in axis.dims]
-    if order == "mean":
-        return along(axis, values.mean([*others, values.dim() - 1]))
-    if order == "max":
-        return along(axis, values.amax([*others, values.dim() - 1]))
+    if order in ("mean", "max"):
+        return block.reduce(axis, values, torch.mean if order == "mean" else torch.amax)
     values = values[..., 0]
-    for dim in reversed(others):
+    for dim in reversed(block.other_dims(axis)):
         units = [
             other for other in block.axes if other.dims[-1] == dim - 1 and blocks.layout.spaces[other.space].permutable
         ]
@@ -246,17 +237,14 @@ def _reduce(
             values = values.gather(dim, index).squeeze(dim)
         else:
             values = values.amax(dim)
-    return along(axis, values)
+    return axis.flatten(values)
 
 
 def _second(blocks: Blocks, space: int) -> list[Tensor]:
-    """What decides where first keys are equal: sums of squares and of fourth powers of all that hangs on a unit."""
+    """Keys for units whose first keys are equal: sums of squares and of fourth powers of all weights of a unit."""
     totals: list[Tensor] = []
     for power in (2, 4):
-        tables = [
-            along(axis, (values**power).sum([*[1 + d for d in range(len(block.dims)) if d not in axis.dims], -1]))
-            for block, axis, values in blocks.of_space(space)
-        ]
+        tables = [block.reduce(axis, values**power, torch.sum) for block, axis, values in blocks.of_space(space)]
         totals.append(torch.stack(tables).sum(0))
     return totals
 
@@ -571,7 +559,7 @@ class NormalForm:
             table_of_space = scaled.factors[self.symmetry.spaces[space].name]
             table_of_space[generator] = table.cpu().reshape(table_of_space[generator].shape)
         turned = ExpandedElement(self.symmetry, self.symmetry.identity(members))
-        for space, order in sorted(orders.items()):  # parents first: a child is listed by where its parent now stands
+        for space, order in sorted(orders.items()):  # parents first: a child is listed by the new place of its parent
             origin = turned.origin(space)
             turned.orders[space] = order.cpu().gather(1, origin[:, :, None].expand(-1, -1, order.shape[2]))
         return self.symmetry.compose(turned.narrow(), scaled)

@@ -1,8 +1,13 @@
-"""Does every unit keep its role along a chain? Early means of its weights are compared with late ones.
+"""Do samples treat the units of a layer alike? Tests that independent trainings pass and a stuck chain fails.
 
-Relabelling units leaves the posterior as it is, so a chain that has explored it exchanges roles: what a unit's weights
-were early says nothing about what they are late. Counting which unit holds the largest weight sees that only where one
-unit stands out; means of all weights see it everywhere, and neighbours that are alike cannot imitate it.
+With a prior and an initialisation that do not tell units apart, the posterior does not either: relabelling the units
+of a space leaves it as it is, so each unit is equally likely to be the one with the largest weight. Approximate
+posteriors, and Monte Carlo chains in practice, break this (Laurent, Aldea & Franchi 2024). `exchangeability` counts
+over the members of a population which unit it is, and compares the counts with uniform ones (`uniformity`).
+
+A chain that has explored the posterior also exchanges roles: what a unit's weights were early says nothing about what
+they are late. Counting which unit holds the largest weight sees that only where one unit stands out; `persistence`
+compares early and late means of all weights, which see it everywhere, and neighbours that are alike cannot imitate it.
 """
 
 from __future__ import annotations
@@ -179,7 +184,7 @@ class Row:
     Attributes:
         space: its name.
         units: number of units.
-        copies: number of copies, for a space fibred over parents.
+        copies: number of copies, for a space nested in parents.
         members: networks counted.
         effective: independent networks that would tell as much.
         statistic: chi-square over units and copies, corrected for autocorrelation.
@@ -265,8 +270,8 @@ def exchangeability(
     apart on purpose and is rejected, as it should be.
 
     A unit is judged by all weights that touch it, incoming and outgoing alike, each over the mean magnitude in the
-    part of the tensor where it stands (running statistics of batch norms are left out); ties are broken at random.
-    The copies of a fibred space (the units inside each head) are contests of their own, whose chi-squares are added.
+    block of the tensor that it belongs to (running statistics of batch norms are left out); ties are broken at random.
+    The copies of a nested space (the units inside each head) are contests of their own, whose chi-squares are added.
 
     Draws of one chain count as a sample of what that chain explores, corrected for its autocorrelation, so that a
     chain which stays near one network is rejected however it was started. To ask only whether the starts are alike,
@@ -377,8 +382,7 @@ def _score(block: TensorBlock, axis: BlockAxis, part: Tensor, statistic: str) ->
     """What each unit scores in a block: (M, copies * size)."""
     if statistic == "norm":
         return block.gather(axis, part.square().sum(-1))
-    others = [1 + dim for dim in range(len(block.dims)) if dim not in axis.dims]
-    return block.gather(axis, part.amax([*others, part.dim() - 1], keepdim=True)[..., 0])
+    return block.reduce(axis, part, torch.amax)
 
 
 def _top(score: Tensor, generator: torch.Generator) -> Tensor:

@@ -1,6 +1,6 @@
 """A symmetry laid out as blocks: parts of tensors in which every axis is read in the units of its spaces.
 
-Discovery describes where a space stands by grids along axes: gates of an LSTM, heads inside a fused projection,
+Discovery describes the units of a space by grids along axes: gates of an LSTM, heads inside a fused projection,
 channels that own a run of flattened columns. Alignment wants plain arrays. A `TensorBlock` is a part of one tensor that
 each leg covers whole or not at all, rearranged to
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -33,6 +33,11 @@ class BlockAxis:
     dims: tuple[int, ...]
     powers: tuple[int, ...]
     shift: float = 0.0
+
+    def flatten(self, table: Tensor) -> Tensor:
+        """A table (M, *sizes of the dims, in their order in the block) as (M, copies * size)."""
+        order = sorted(self.dims)
+        return table.permute(0, *[1 + order.index(dim) for dim in self.dims]).flatten(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,10 +78,16 @@ class TensorBlock:
 
     def gather(self, axis: BlockAxis, part: Tensor) -> Tensor:
         """Sum (M, *dims) over all dims that are not the axis': (M, copies * size)."""
-        summed = [1 + dim for dim in range(len(self.dims)) if dim not in axis.dims]
-        part = part.sum(summed) if summed else part
-        kept = sorted(axis.dims)
-        return part.permute(0, *[1 + kept.index(dim) for dim in axis.dims]).reshape(len(part), -1)
+        summed = self.other_dims(axis)
+        return axis.flatten(part.sum(summed) if summed else part)
+
+    def reduce(self, axis: BlockAxis, part: Tensor, function: Callable[[Tensor, list[int]], Tensor]) -> Tensor:
+        """Reduce (M, *dims, rest) by `torch.amax` or the like over all but the axis' dims: (M, copies * size)."""
+        return axis.flatten(function(part, [*self.other_dims(axis), part.dim() - 1]))
+
+    def other_dims(self, axis: BlockAxis) -> list[int]:
+        """Dims of (M, *dims) that are not the axis'."""
+        return [1 + dim for dim in range(len(self.dims)) if dim not in axis.dims]
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,21 +150,17 @@ class BlockLayout:
 def _blocks(symmetry: Symmetry, name: str, legs: list[tuple[int, Leg]]) -> Iterator[TensorBlock]:
     """Cut a tensor along every axis where the set of legs changes."""
     shape = symmetry.shapes[name]
-    parts = [_classes(shape[axis], _grids(axis, legs)) for axis in range(len(shape))]
+    grids = {leg: (leg.grid, *leg.over, *leg.within) for _, leg in legs}
+    every = dict.fromkeys(grid for _, leg in legs for grid in grids[leg])
+    parts = [_classes(length, [grid for grid in every if grid.axis == axis]) for axis, length in enumerate(shape)]
     for classes in itertools.product(*parts):
-        grids = [held for held, _ in classes]
-        covering = [(number, leg) for number, leg in legs if _covers(leg, grids)]
+        covering = [pair for pair in legs if all(grid in classes[grid.axis][0] for grid in grids[pair[1]])]
         if covering:
             yield _block(symmetry, name, covering, [places for _, places in classes])
 
 
-def _grids(axis: int, legs: list[tuple[int, Leg]]) -> list[Grid]:
-    grids = [grid for _, leg in legs for grid in (leg.grid, *leg.over, *leg.within) if grid.axis == axis]
-    return list(dict.fromkeys(grids))
-
-
 def _classes(length: int, grids: list[Grid]) -> list[tuple[frozenset[Grid], Tensor]]:
-    """Positions of an axis, sorted into classes that stand in the same grids."""
+    """Positions of an axis, sorted into classes that lie in the same grids."""
     if not grids:
         return [(frozenset(), torch.arange(length))]
     inside = torch.stack([labels(grid, length) >= 0 for grid in grids])
@@ -166,10 +173,6 @@ def _classes(length: int, grids: list[Grid]) -> list[tuple[frozenset[Grid], Tens
     return sorted(classes, key=lambda item: int(item[1][0]))
 
 
-def _covers(leg: Leg, grids: list[frozenset[Grid]]) -> bool:
-    return all(grid in grids[grid.axis] for grid in (leg.grid, *leg.over, *leg.within))
-
-
 def _block(symmetry: Symmetry, name: str, legs: list[tuple[int, Leg]], places: list[Tensor]) -> TensorBlock:
     """Sort the positions of each axis by unit, parents first, and remember which dim is whose."""
     shape = symmetry.shapes[name]
@@ -179,7 +182,9 @@ def _block(symmetry: Symmetry, name: str, legs: list[tuple[int, Leg]], places: l
     where: dict[tuple[int, bytes], int] = {}  # (axis, labels) -> dim
     dims_first, rests_last, counter = [], [], 0
     for axis, positions in enumerate(places):
-        columns = _columns(axis, legs, shape[axis], positions)
+        # The different ways in which this axis is numbered, parents before children: labels as bytes -> labels.
+        grids = [grid for _, leg in legs for grid in (*leg.over, leg.grid) if grid.axis == axis]
+        columns = {_key(column): column for column in (labels(grid, shape[axis])[positions] for grid in grids)}
         widths = [int(column.max()) + 1 for column in columns.values()]
         rest, left = divmod(len(positions), math.prod(widths))
         key = torch.zeros(len(positions), dtype=torch.long)
@@ -199,27 +204,12 @@ def _block(symmetry: Symmetry, name: str, legs: list[tuple[int, Leg]], places: l
             dims_first.append(counter + number)
         rests_last.append(counter + len(widths))
         counter += len(widths) + 1
-    axes = tuple(_block_axis(number, leg, shape, places, where) for number, leg in legs)
-    return TensorBlock(name, tuple(picks), tuple(split), (*dims_first, *rests_last), tuple(sizes), axes)
-
-
-def _columns(axis: int, legs: list[tuple[int, Leg]], length: int, positions: Tensor) -> dict[bytes, Tensor]:
-    """The different ways in which this axis is numbered, parents before children: labels as bytes -> labels."""
-    grids = [grid for _, leg in legs for grid in (*leg.over, leg.grid) if grid.axis == axis]
-    columns = {}
-    for grid in grids:
-        column = labels(grid, length)[positions]
-        columns[_key(column)] = column
-    return columns
-
-
-def _block_axis(
-    number: int, leg: Leg, shape: tuple[int, ...], places: list[Tensor], where: dict[tuple[int, bytes], int]
-) -> BlockAxis:
-    dims = tuple(
-        where[grid.axis, _key(labels(grid, shape[grid.axis])[places[grid.axis]])] for grid in (*leg.over, leg.grid)
-    )
-    return BlockAxis(number, dims, leg.powers, leg.shift)
+    axes = []
+    for number, leg in legs:
+        grids = [*leg.over, leg.grid]
+        dims = (where[grid.axis, _key(labels(grid, shape[grid.axis])[places[grid.axis]])] for grid in grids)
+        axes.append(BlockAxis(number, tuple(dims), leg.powers, leg.shift))
+    return TensorBlock(name, tuple(picks), tuple(split), (*dims_first, *rests_last), tuple(sizes), tuple(axes))
 
 
 def _key(column: Tensor) -> bytes:

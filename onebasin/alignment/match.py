@@ -759,7 +759,7 @@ def _short(value: float) -> str:
 
 
 def check_network(layout: BlockLayout, state: Mapping[str, Tensor], *, where: str) -> None:
-    """Raise unless a network fits the symmetry, is finite, and has no negative variance; `board` knows statistics."""
+    """Raise unless a network fits the symmetry, is finite, and has no negative variance; statistics are looked at."""
     layout.check(state, where=where)
     check_finite({name: state[name] for name in layout.symmetry.shapes}, where=where)
     for block in layout.blocks:
@@ -791,7 +791,7 @@ def _lightest(
 
 
 def lightest(layout: BlockLayout, state: Mapping[str, Tensor]) -> Element:
-    """The scales that balance one network; `board` must know the statistics."""
+    """The scales that balance one network; the layout must know statistics."""
     return balancing_scales(layout, {name: tensor[None] for name, tensor in state.items()}).member(0)
 
 

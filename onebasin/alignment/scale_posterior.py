@@ -83,7 +83,7 @@ class ScalePosterior:
 
     layout: MassLayout
     mass: Mass
-    counted: Mass  # of a network of ones: how many weights hang on each coordinate
+    counted: Mass  # of a network of ones: how many weights each coordinate moves
     variance: float
 
     @cached_property

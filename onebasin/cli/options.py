@@ -1,7 +1,6 @@
 """What several verbs share: ``--debug``, where work runs, and what shows progress."""
 
 import functools
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,26 +30,20 @@ def debug(command: _Command) -> _Command:
     )(command)
 
 
-PLACES = ("workers", "executor", "memory")  # as `onebasin.parallel.Places`, which needs torch
+PLACES = ("workers", "executor")
 
 
 def places(command: _Command) -> _Command:
-    """Add ``--workers``, ``--executor`` and ``--memory``: where work on a population runs, as the dict ``places``."""
+    """Add ``--workers`` and ``--executor``: where work on a population runs, as the dict ``places``."""
 
     @functools.wraps(command)
     def gathered(*arguments: Any, **options: Any) -> Any:
         given = {name: options.pop(name) for name in PLACES}
-        if given["memory"] is not None:  # who sets a limit wants to know what is taken of it
-            logging.basicConfig(format="%(message)s")
-            logging.getLogger("onebasin").setLevel(logging.INFO)
         return command(
             *arguments, places={name: value for name, value in given.items() if value is not None}, **options
         )
 
     for option in (
-        click.option(
-            "--memory", metavar="SIZE", help="What all processes may take together, as 2GB; fewer workers if need be."
-        ),
         click.option(
             "--executor",
             metavar="WHERE",
