@@ -292,6 +292,7 @@ def _page(numbers: dict[str, Any], element: Element, symmetry: Symmetry) -> str:
             f"A  {numbers['a']}\nB  {numbers['b']}",
             table([("", "as given", "B moved"), *rows]),
             swaps(transpositions(element, symmetry), symmetry),
-            f"verdict: {numbers['verdict']}. {numbers['meaning']}\nbecause: {numbers['reason']}\nfunction of B: {function}",
+            f"verdict: {numbers['verdict']}. {numbers['meaning']}\nbecause: {numbers['reason']}\n"
+            f"function of B: {function}",
         ]
     )
