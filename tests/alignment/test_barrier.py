@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin.alignment import barrier as connect
 from onebasin.alignment.barrier import barrier, barrier_report, temperature
 from onebasin.alignment.repair import blend, recalibrate, repair, unit_statistics
 from onebasin.errors import InputError, SpecError
@@ -86,7 +86,7 @@ def use_elements(monkeypatch: pytest.MonkeyPatch, keep: ob.Element, reference: o
     def match(a: State, b: State, symmetry: ob.Symmetry, *, scale: str = "reference") -> Any:
         return SimpleNamespace(element={"keep": keep, "reference": reference}[scale])
 
-    monkeypatch.setattr(connect, "match", match)
+    monkeypatch.setattr(import_module("onebasin.alignment.barrier"), "match", match)
 
 
 # ------------------------------------------------------------------ the path
@@ -613,20 +613,9 @@ def misspelt(function: Callable[..., Any], *args: Any, **options: Any) -> Callab
         (lambda: barrier(Point(1), A, A, (X, torch.zeros(3)), loss="mse"), InputError, r"t = 0.000: .* same length"),
         (lambda: barrier(Point(1), A, {"w": torch.zeros(2)}, (X, Y), loss="mse"), SpecError, "one architecture"),
         (lambda: barrier(Point(2), A, A, (X, Y), loss="mse"), SpecError, "one architecture"),
-        (misspelt(barrier, Point(1), A, {"w": [0.0]}, X, Y, loss="mse"), SpecError, "only dense tensors"),
-        (
-            misspelt(barrier, Point(1), A, A, X, Y, varience="repair"),
-            InputError,
-            "barrier has no option 'varience': did",
-        ),
-        (misspelt(barrier, Point(1), A, A, X, Y, point=3), InputError, "did you mean 'points'?"),
-        (
-            misspelt(barrier, Point(1), A, A, X, Y, epochs=3),
-            InputError,
-            "knows batch, loss, points, symmetry, test, var",
-        ),
-        (misspelt(barrier_report, Point(1), A, A, None, (X, Y), calibrate=3), InputError, "mean 'calibration'?"),
-        (misspelt(barrier_report, Point(1), A, A, None, (X, Y), variance=3), InputError, "It knows batch, calibration"),
+        (misspelt(barrier, Point(1), A, {"w": [0.0]}, (X, Y), loss="mse"), SpecError, "only dense tensors"),
+        (misspelt(barrier, Point(1), A, A, (X, Y), varience="repair"), TypeError, "varience"),
+        (misspelt(barrier_report, Point(1), A, A, None, (X, Y), calibrate=3), TypeError, "calibrate"),
         (
             lambda: barrier(Point(1), A, {"w": torch.full((1,), torch.nan)}, (X, Y), points=3, loss="mse"),
             InputError,
