@@ -244,7 +244,7 @@ def test_a_population_on_disk_is_read_in_blocks(
     symmetry: ob.Symmetry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Larger than memory: no more than one block of members is ever joined, and the result is written."""
-    monkeypatch.setattr(parting, "block_members", lambda spec: 16)  # here they are small
+    monkeypatch.setattr(parting, "block_members", lambda spec, nbytes=0: 16)  # here they are small
     networks(symmetry, 64).save(tmp_path / "raw")
     population = ob.Population.open(tmp_path / "raw")
     expected = align(population, symmetry, sweeps=2)
@@ -330,7 +330,7 @@ def test_a_journal_of_anything_else_is_refused(
 
 def test_refusals(symmetry: ob.Symmetry, tmp_path: Path) -> None:
     population = networks(symmetry, 3)
-    with pytest.raises(InputError, match=r"no option 'tolerence'.*did you mean 'tolerance'"):
+    with pytest.raises(TypeError, match="tolerence"):
         align(population, symmetry, tolerence=0.1)
     for wrong in ({"workers": 0}, {"sweeps": 0}, {"tolerance": -1.0}, {"tolerance": float("nan")}):
         with pytest.raises(InputError, match=r"at least 1 (worker|sweep)"):
