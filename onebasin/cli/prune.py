@@ -81,7 +81,7 @@ _WITHOUT_STD = ("magnitude", "random")
 )
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Seed of random orders and initial weights."
+    "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Seed of random orders."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record instead of tables.")
 @debug
