@@ -392,7 +392,7 @@ def test_results_say_that_statistics_are_missing(problem: Problem, low_rank: Pos
     assert not any("running" in text for text in fresh.remarks)
     assert fresh.in_distribution["accuracy"].value > found.in_distribution["accuracy"].value
     with pytest.warns(StatisticsWarning) as seen:
-        spread = diversity(model, low_rank, data[0], problem.train[:20], draws=4)
+        spread = diversity(model, low_rank, data[0], ood=problem.train[:20], draws=4)
     assert len(seen) == 1 and "averaged running statistics" in str(spread) and spread.record()["remarks"]
     assert diversity(model, low_rank, data[0], draws=4, statistics=problem.train[:100]).remarks == ()
     with pytest.raises(InputError, match="whose networks have their own"):
