@@ -112,7 +112,7 @@ def report(runs: int, draws: int) -> None:
     population = sample(model, train, Ensemble(draws=draws, epochs=60), chains=runs, seed=0)
     order = torch.randperm(held.numel(), generator=torch.Generator().manual_seed(0))
     start = time.perf_counter()
-    found = diversity(model, population, held, held.flatten()[order].reshape(held.shape), closest=5)
+    found = diversity(model, population, held, ood=held.flatten()[order].reshape(held.shape), closest=5)
     print(f"{found}\n\n  report: {time.perf_counter() - start:.2f} s")
 
 

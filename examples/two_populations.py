@@ -31,7 +31,7 @@ def main() -> None:
     print(f"{'':20s}{'raw MMD^2':>10s}{'NS':>8s}{'from runs':>11s}{'p':>7s}{'functions':>11s}{'diversity':>11s}")
     for name, population in populations.items():
         found = ob.discrepancy(population, reference, symmetry=symmetry, model=model, inputs=test[0], **quick)
-        pairs = ob.diversity(model, population, test[0]).inside.pairs.mean
+        pairs = ob.diversity(model, population, test[0]).in_distribution.pairs.mean
         canonical = found.mmd_canonical
         runs = "unknown" if math.isnan(canonical.explained) else f"{canonical.explained:.3f}"
         numbers = f"{found.raw.total.squared:10.3f}{canonical.squared:8.3f}{runs:>11s}{canonical.p_value:7.3f}"

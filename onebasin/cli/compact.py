@@ -129,30 +129,32 @@ def compact(
         if not options["raw"]:
             aligned = align(population, known.symmetry, progress=show, executor=executor).population
         fitted = _fitted(aligned, known, options)
-        found = _moved(fitted, known, population, options, seed=architecture.seed, show=show)
-        close = _fidelity(found, known, population, options, architecture.seed)
-        told = {
+        posterior = _moved(fitted, known, population, options, seed=architecture.seed, show=show)
+        fidelities = _fidelity(posterior, known, population, options, architecture.seed)
+        content = {
             "format": FORMAT,
             "population": str(networks),
             "posterior": str(output),
             "networks": len(population),
-            "storage": found.storage,
+            "storage": posterior.storage,
             "aligned": not options["raw"],
-            "provenance": dict(found.provenance),
-            "deviations": _deviations(found),
-            "predictions": _compared(fitted, found, known, population, options, architecture.seed),
-            "fidelity": {name: own.to_json() for name, own in close.items()} if close else None,
+            "provenance": dict(posterior.provenance),
+            "deviations": _deviations(posterior),
+            "predictions": _compared(fitted, posterior, known, population, options, architecture.seed),
+            "fidelity": {name: numbers.to_json() for name, numbers in fidelities.items()} if fidelities else None,
             "prior": None if options["prior"] is None else prior_shares(fitted, options["prior"]).to_json(),
-            "notes": [*_notes(found, bool(close), options), *warnings_of(close)],
+            "notes": [*_notes(posterior, bool(fidelities), options), *warnings_of(fidelities)],
         }
-        for text in warnings_of(close):
+        for text in warnings_of(fidelities):
             click.echo(f"warning: {text}", err=True)
     record = output.with_suffix(".json")
-    text = json.dumps(told, indent=1, default=str) + "\n"
-    found.save(output)
+    text = json.dumps(content, indent=1, default=str) + "\n"
+    posterior.save(output)
     publish(record, lambda file: file.write(text.encode()), replace=True)
     click.echo(
-        text.rstrip("\n") if as_json else f"{_page(told, found)}\n\n{output}: the posterior; {record}: this record"
+        text.rstrip("\n")
+        if as_json
+        else f"{_page(content, posterior)}\n\n{output}: the posterior; {record}: this record"
     )
 
 
@@ -168,7 +170,7 @@ def _flag(move: str) -> str:
 
 
 def _check(networks: Path, output: Path, force: bool, options: dict[str, Any]) -> None:
-    """Refuse before the work, not after it."""
+    """Raise before the work where options or files do not go together."""
     if real_path(networks) in (real_path(output), real_path(output).parent):
         raise InputError(
             f"{output} would lie among the networks and be taken for one: choose an --output outside of {networks}"
@@ -218,13 +220,13 @@ def _output(options: dict[str, Any]) -> Any:
     return "values" if options["values"] else "probabilities"
 
 
-def _deviations(found: Posterior) -> dict[str, float]:
+def _deviations(posterior: Posterior) -> dict[str, float]:
     """Tensor -> root mean square of its standard deviations."""
-    return {name: float(found.std[name].double().square().mean().sqrt()) for name in found.layout.names}
+    return {name: float(posterior.std[name].double().square().mean().sqrt()) for name in posterior.layout.names}
 
 
 def _compared(
-    fitted: Posterior, found: Posterior, known: Known, population: Population, options: dict[str, Any], seed: int
+    fitted: Posterior, posterior: Posterior, known: Known, population: Population, options: dict[str, Any], seed: int
 ) -> dict[str, Any] | None:
     """Predictions of the posterior beside those of the networks, and beside as many networks as its storage holds."""
     source = options["test"] or options["data"]
@@ -233,24 +235,26 @@ def _compared(
     model, inputs = known.runs("--test" if options["test"] else "--data"), _inputs(source, options)
     if options["test"] is None:
         inputs = some_of(inputs, EXAMPLES, seed)
-    count = max(1, round(found.storage))
+    count = max(1, round(posterior.storage))
     populations: dict[str, Networks] = {
-        "posterior": found,
+        "posterior": posterior,
         f"{count} of the networks": population[:: max(1, len(population) // count)][:count],
     }
-    if found is not fitted:
+    if posterior is not fitted:
         populations = {"before": fitted, **populations}
     given: dict[str, Any] = {"output": _output(options), "average": True, **options["places"]}
     goal = predict(model, population, inputs, **given)
     rows = {}
     for name, one in populations.items():
-        own = predict(model, one, inputs, draws=options["draws"], seed=seed, statistics=_statistics(options), **given)
+        numbers = predict(
+            model, one, inputs, draws=options["draws"], seed=seed, statistics=_statistics(options), **given
+        )
         rows[name] = (
-            {"rms_difference": float((own - goal).square().mean().sqrt())}
+            {"rms_difference": float((numbers - goal).square().mean().sqrt())}
             if options["values"]
             else {
-                "agreement": float(metrics.agreement(own, goal)),
-                "total_variation": float(metrics.total_variation(own, goal)),
+                "agreement": float(metrics.agreement(numbers, goal)),
+                "total_variation": float(metrics.total_variation(numbers, goal)),
             }
         )
     return rows
@@ -263,7 +267,7 @@ def _statistics(options: dict[str, Any]) -> Any:
 
 
 def _fidelity(
-    found: Posterior, known: Known, population: Population, options: dict[str, Any], seed: int
+    posterior: Posterior, known: Known, population: Population, options: dict[str, Any], seed: int
 ) -> dict[str, Fidelity]:
     """How well draws predict what the networks predict, on the inputs that there are and around them."""
     source = options["test"] or options["data"]
@@ -271,7 +275,7 @@ def _fidelity(
         return {}
     return fidelity(
         known.runs("--test" if options["test"] else "--data"),
-        found,
+        posterior,
         population,
         _inputs(source, options),
         statistics=_statistics(options),
@@ -282,17 +286,17 @@ def _fidelity(
     )
 
 
-def _notes(found: Posterior, measured: bool, options: dict[str, Any]) -> list[str]:
+def _notes(posterior: Posterior, measured: bool, options: dict[str, Any]) -> list[str]:
     """What the numbers do not say."""
     notes = []
     if not measured:
         notes.append(
             "nothing was measured: give --data or --test to see whether draws predict what the networks predict"
         )
-    if found.own_statistics:
-        norms = f"the running statistics of {len(found.own_statistics)} norms"
+    if posterior.own_statistics:
+        norms = f"the running statistics of {len(posterior.own_statistics)} norms"
         notes.append(
-            f"{norms} were measured for each draw here; whoever draws from the posterior must do the same: give "
+            f"{norms} were measured for each draw here; draws elsewhere need the same: give "
             "evaluate --statistics, or predict statistics="
             if measured and (options["statistics"] or options["data"] or "none") != "none"
             else f"{norms} are averages of the networks, and draws with them may be worthless: give --data or "
@@ -301,27 +305,30 @@ def _notes(found: Posterior, measured: bool, options: dict[str, Any]) -> list[st
     return notes
 
 
-def _page(told: dict[str, Any], found: Posterior) -> str:
-    parts = [f"{told['networks']:,} networks -> {str(found).removeprefix('Posterior: ')}"]
-    parts.append(table([("tensor", "deviation"), *((name, short(x)) for name, x in told["deviations"].items())]))
-    if rows := told["predictions"]:
+def _page(content: dict[str, Any], posterior: Posterior) -> str:
+    parts = [f"{content['networks']:,} networks -> {str(posterior).removeprefix('Posterior: ')}"]
+    parts.append(table([("tensor", "deviation"), *((name, short(x)) for name, x in content["deviations"].items())]))
+    if rows := content["predictions"]:
         columns = list(next(iter(rows.values())))
         head = ("predictions against those of all networks", *(name.replace("_", " ") for name in columns))
         parts.append(table([head, *((name, *(f"{row[c]:.4f}" for c in columns)) for name, row in rows.items())]))
-    if told["fidelity"]:
-        rows = {name: {key: x for key, x in own.items() if x is not None} for name, own in told["fidelity"].items()}
+    if content["fidelity"]:
+        rows = {
+            name: {key: x for key, x in numbers.items() if x is not None}
+            for name, numbers in content["fidelity"].items()
+        }
         columns = [key for key in next(iter(rows.values())) if key not in ("examples", "low")]
         head = ("the posterior against all networks on", *(name.replace("_", " ") for name in columns))
         head = tuple("one network" if name == "single" else name for name in head)
         parts.append(table([head, *((name, *(f"{row[c]:.4f}" for c in columns)) for name, row in rows.items())]))
     for form in ("refined", "scaled"):
-        if form in found.provenance:
-            narrowing = found.provenance[form]["narrowing"]
+        if form in posterior.provenance:
+            narrowing = posterior.provenance[form]["narrowing"]
             aim = "moved towards the predictions of the networks, so its deviations are no longer theirs"
             parts.append(f"{form}: {aim}; their median is {narrowing:.2f} of the fit's")
-    if told["prior"]:
-        here, chance = (100 * told["prior"][name] for name in ("total", "expected"))
+    if content["prior"]:
+        here, chance = (100 * content["prior"][name] for name in ("total", "expected"))
         parts.append(
             f"still at the prior: {here:.1f} % of the weights; as many networks drawn from it would show {chance:.1f} %"
         )
-    return "\n\n".join([*parts, *told["notes"]])
+    return "\n\n".join([*parts, *content["notes"]])

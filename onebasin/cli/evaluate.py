@@ -134,7 +134,7 @@ def evaluate(
 
 
 def _check_output(output: Path | None, force: bool) -> None:
-    """Refuse before the work, not after it."""
+    """Raise before the work where the record cannot be written."""
     if output is None:
         return
     check_absent(output, force)

@@ -81,7 +81,7 @@ _WITHOUT_STD = ("magnitude", "random")
 )
 @click.option("--force", is_flag=True, help="Replace files that exist.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Of whatever is drawn."
+    "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Seed of random orders."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the record instead of tables.")
 @debug
@@ -141,7 +141,7 @@ def prune(
         publish(output.with_suffix(".json"), lambda file: file.write(f"{record}\n".encode()), replace=True)
     if masks_file is not None:
         masks.save(masks_file)
-    click.echo(record if as_json else _told(masks, curve, [path for path in (output, masks_file) if path]))
+    click.echo(record if as_json else _page(masks, curve, [path for path in (output, masks_file) if path]))
 
 
 def _statistics(options: dict[str, Any], limit: int | None) -> Any:
@@ -152,7 +152,7 @@ def _statistics(options: dict[str, Any], limit: int | None) -> Any:
 
 
 def _check_output(path: Path | None, force: bool) -> None:
-    """Refuse before the work, not after it."""
+    """Raise before the work where a file cannot be written."""
     if path is None:
         return
     if path.suffix != ".safetensors":
@@ -214,7 +214,7 @@ def _record(masks: Masks, curve: PruningCurve | None, facts: Mapping[str, Any]) 
     return json.dumps(content, indent=1)
 
 
-def _told(masks: Masks, curve: PruningCurve | None, files: list[Path]) -> str:
+def _page(masks: Masks, curve: PruningCurve | None, files: list[Path]) -> str:
     parts = [f"{masks.kept:,} of {masks.size:,} weights kept, by {masks.facts['by']}", str(masks)]
     if curve is not None:
         what = "% right" if all(None not in curve.accuracy(by) for by in curve.points) else "loss"

@@ -56,7 +56,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class MMDResult:
-    """How far two populations are apart in one space; means over all kernels and bandwidths of the preset.
+    """The squared MMD of two populations in one space, mean over all kernels and bandwidths of the preset.
 
     Attributes:
         squared: unbiased estimate of the squared MMD, all members taken as independent.
@@ -101,7 +101,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """How far two populations of networks are apart.
+    """The squared MMD of two populations of networks: raw, in normal forms, and of their functions.
 
     Attributes:
         members: networks of both populations.

@@ -95,7 +95,7 @@ Ends = tuple[Population, Population | None]
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What is to be measured: a tensor of so many columns, in a dtype; `split` members are of the first population."""
+    """The distances in a tensor of so many columns, in a dtype; `split` members are of the first population."""
 
     name: str
     metrics: tuple[str, ...]
@@ -190,7 +190,7 @@ def _count(members: slice) -> int:
 
 
 def _dtype(a: Population, b: Population, name: str) -> torch.dtype:
-    """What rows are compared in."""
+    """The dtype in which rows are compared."""
     return torch.float64 if torch.float64 in (a.spec[name].dtype, b.spec[name].dtype) else torch.float32
 
 

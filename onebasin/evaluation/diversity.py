@@ -135,7 +135,7 @@ class Collapse:
 
 @dataclass(frozen=True, eq=False)
 class Diversity:
-    """How much the networks of a population differ as functions. Mutual information is in nats.
+    """Mutual information of pairs of networks, in nats: how much they differ as functions.
 
     Attributes:
         networks: the networks that were compared, int64 (M,): numbers in the population.
@@ -527,7 +527,7 @@ def _compared(shared: None, probabilities: Tensor) -> tuple[Tensor, float]:
 
 
 def _probabilities(model: nn.Module, networks: Networks, inputs: Inputs, options: PredictOptions) -> Tensor:
-    """What networks predict; for half precision in float32, because rounded probabilities do not sum to 1."""
+    """Probabilities of networks; for half precision in float32, because rounded probabilities do not sum to 1."""
     given = {option.name: getattr(options, option.name) for option in fields(options)}
     scores = predict(model, networks, inputs, output="logits", **given)
     check_classes(scores)

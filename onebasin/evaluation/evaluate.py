@@ -178,7 +178,7 @@ Numbers = Callable[[Counts | None], Mapping[str, Tensor]]
 
 
 class Resampling(NamedTuple):
-    """How bootstrap intervals are made."""
+    """Options of bootstrap intervals."""
 
     n_resamples: int
     confidence_level: float
@@ -339,7 +339,7 @@ def comparison_numbers(mean: Tensor, reference: Tensor, resampling: Resampling) 
 def detection_numbers(
     in_distribution: Predictive, ood: Predictive, resampling: Resampling
 ) -> dict[str, dict[str, Estimate]]:
-    """How well each score tells the two kinds of inputs apart, which are drawn separately for the intervals."""
+    """AUROC, AUPR and FPR95 of each score; both kinds of inputs are drawn separately for the intervals."""
     near, far = (ood_scores(own.mean, own.logits, own.mutual_information) for own in (in_distribution, ood))
     pairs = {name: (near[name], far[name]) for name in near}
     sizes = [len(scores) for scores in pairs["msp"]]

@@ -53,7 +53,7 @@ def same_run_share(sizes: Iterable[int]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Which run each member of two populations comes from.
+    """The run of each member of two populations.
 
     Attributes:
         labels: number of the run of each member (m + n,); runs of the first population come first.
@@ -125,7 +125,7 @@ class _Side:
         self.between = (float(sums.sum()) - trace) / other if other else math.nan
 
     def excess(self, reference: _Side) -> float:
-        """What pairs of one run add: f (W - B)."""
+        """The part of pairs of one run: f (W - B)."""
         if not self.share:
             return 0.0
         between = reference.between if math.isnan(self.between) else self.between

@@ -210,7 +210,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Distance:
-    """What `distance` found.
+    """KL divergence and Wasserstein-2 distance of two posteriors, as given and in a common basin.
 
     Attributes:
         kl_before: KL(p | q) as they were given, in nats.

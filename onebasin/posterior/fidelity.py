@@ -115,7 +115,7 @@ _SINGLE = 8  # networks that are compared with the average of all, one by one
 
 @dataclass(frozen=True)
 class Fidelity:
-    """How close the average prediction of a posterior's draws is to that of the networks, on some inputs.
+    """Closeness of the average prediction of a posterior's draws to that of the networks, on some inputs.
 
     Attributes:
         examples: how many inputs.

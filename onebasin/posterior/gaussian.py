@@ -16,7 +16,7 @@ LOG_TWO_PI = math.log(2 * math.pi)
 
 
 class Covariance(Protocol):
-    """How a Gaussian spreads around its centre: a covariance matrix (D, D) that is seldom written out.
+    """A covariance matrix (D, D) of weights, stored by a few tensors and seldom written out.
 
     Attributes:
         kind: the name under which the covariance is stored.

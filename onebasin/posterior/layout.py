@@ -155,7 +155,7 @@ def _equal_groups(state: State, names: list[str]) -> list[list[str]]:
 
 
 def vector_dtype(layout: FlatLayout) -> torch.dtype:
-    """What flat vectors are computed in: the widest dtype of the uncertain tensors, at least float32."""
+    """The widest dtype of the uncertain tensors, at least float32, in which flat vectors are computed."""
     dtype = torch.float32
     for name in layout.names:
         dtype = torch.promote_types(dtype, layout.spec[name].dtype)

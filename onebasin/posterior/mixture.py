@@ -1,4 +1,4 @@
-"""Which members of a population belong together: k-means over whole networks, without holding them.
+"""Clusters of networks: k-means over whole networks, without holding them.
 
 Restarts are tried on a random projection (N, 128) of the population, which keeps distances within some percent; the
 best one is then improved on the weights themselves, two readings per step, until no member changes its cluster.
@@ -22,7 +22,7 @@ PROJECTED = 128
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """What `clusters` found.
+    """A partition of a population into clusters.
 
     Attributes:
         labels: the cluster of each member, int64 (N,), numbered by first appearance.

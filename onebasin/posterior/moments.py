@@ -179,7 +179,7 @@ def _merge(total: Moments, group: int, count: int, mean: Tensor, squares: Tensor
 
 
 def _not_finite(population: Population, names: Sequence[str]) -> SpecError:
-    """What to say where a sum of squares is not finite."""
+    """The error of a population whose sum of squares is not finite."""
     sizes = [float(block[name].abs().max()) for _, block in population.blocks() for name in names]
     if all(map(math.isfinite, sizes)):
         return SpecError(
@@ -209,7 +209,7 @@ def deviations(
 
 
 def rows_at_once(layout: FlatLayout, members: int) -> int:
-    """How many of so many members `deviations` holds together."""
+    """Number of members that `deviations` holds together."""
     return max(1, min(members, _BLOCK_BYTES // max(1, vector_dtype(layout).itemsize * layout.size)))
 
 

@@ -95,7 +95,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 def _bits(value: Tensor) -> Tensor:
-    """What is stored: 0 and -0 differ, and NaN equals itself."""
+    """The bytes of a tensor (n,): 0 and -0 differ, and NaN equals itself."""
     return value.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -106,7 +106,7 @@ _ZEROS, _TIMES = 1 << 30, 64  # bytes of zeros that a file may stand for: so man
 
 
 class Parts(NamedTuple):
-    """What a posterior is made of."""
+    """The parts of a posterior, as its file holds them."""
 
     components: tuple[Gaussian, ...]
     weights: Tensor
@@ -290,7 +290,7 @@ class Posterior:
 
     @property
     def storage(self) -> float:
-        """What it costs to store, in networks: how many numbers centres and spreads are, divided by D.
+        """Storage in networks: the numbers of all centres and covariances, divided by D.
 
         What components share counts once. Numbers, not bytes: see `nbytes`.
         """
@@ -454,7 +454,7 @@ def load_posterior(path: str | os.PathLike[str]) -> Posterior:
 
 
 def shares(weights: Tensor, n: int, generator: torch.Generator) -> Tensor:
-    """How many of n draws each component gets, int64 (M,): floor(n w), and the rest by systematic sampling."""
+    """Number of draws for each component out of n, int64 (M,): floor(n w), what is left by systematic sampling."""
     wanted = n * weights.double().cpu() / weights.double().cpu().sum()
     counts = torch.floor(wanted)
     left = n - int(counts.sum())

@@ -95,7 +95,7 @@ class Drawn:
         return torch.Generator().manual_seed(self.seed)
 
     def _components(self, generator: torch.Generator) -> Tensor:
-        """Which component each network comes from; the first use of the generator."""
+        """The component of each network, by the first use of the generator."""
         counts = shares(self.posterior.weights, self.draws, generator)
         return torch.repeat_interleave(torch.arange(len(counts)), counts)
 
@@ -154,7 +154,7 @@ Shard = Population | range  # networks, or the numbers of those that the worker 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PredictOptions:
-    """How networks are drawn and run: the keywords of `predict` of the same names."""
+    """Options for drawing and running networks: the keywords of `predict` of the same names."""
 
     draws: int = 100
     seed: int = 0
@@ -408,7 +408,7 @@ def check_nan(values: Tensor, start: int) -> None:
 
 
 def _shown(outputs: Tensor, output: Output, start: int) -> Tensor:
-    """What `predict` returns for the outputs of networks from number `start` on, in their dtype."""
+    """Predictions from the outputs of networks from number `start` on, in their dtype."""
     if output == "probabilities":
         check_classes(outputs)
         wide = outputs.float() if outputs.dtype.itemsize < 4 else outputs
@@ -479,7 +479,7 @@ class Predictive:
             self._add(self._quantities(values))
 
     def _quantities(self, outputs: Tensor) -> dict[str, Tensor]:
-        """What is averaged of one network with outputs (examples, ...)."""
+        """The quantities that are averaged, of one network with outputs (examples, ...)."""
         if self.output != "probabilities":
             return {"mean": outputs}
         logs = outputs.log_softmax(1)

@@ -48,7 +48,7 @@ CRITERIA = ("snr", "signal-plus-noise", "magnitude", "sigma", "sigma-high", "ran
 
 
 def worth(mean: Tensor, std: Tensor | None, by: str, seed: int) -> Tensor:
-    """What each weight is worth by a criterion, float64 (D,).
+    """The worth of each weight by a criterion, float64 (D,).
 
     Raises:
         InputError: the criterion is unknown, needs standard deviations that are not there, or meets NaN.
@@ -486,7 +486,7 @@ class Point:
 
 @dataclass(frozen=True)
 class PruningCurve:
-    """What `pruning_curve` found.
+    """Loss and accuracy of a network by the share of its weights that is kept.
 
     Attributes:
         points: criterion -> one point per level.

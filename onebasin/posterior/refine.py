@@ -76,7 +76,7 @@ class Teacher:
     def distance(
         self, outputs: Tensor, weights: Tensor, rows: Tensor, diversity: float, *, mirrored: bool = False
     ) -> Tensor:
-        """How far networks are from the goal on some of the inputs.
+        """Distance of the predictions of networks from the goal on some of the inputs.
 
         Classes: mean over examples of KL(average predictive of the population || that of the networks)
         + diversity |mean entropy of the population - that of the networks|, in nats.
@@ -111,7 +111,7 @@ class Teacher:
 
 
 def _missing(logs: Tensor, weights: Tensor) -> Tensor:
-    """What the logarithm of the average of mirrored pairs lacks on average, (batch, classes, ...).
+    """The bias of the logarithm of the average of mirrored pairs, with the sign changed, (batch, classes, ...).
 
     With q = sum_k w_k p_k over pairs, E[log q] = log E[q] - var(q) / (2 q^2) + ..., and var(q) is estimated by
     sum_k w_k^2 (p_k - q)^2 n / (n - 1). At most about 1/2, where one pair of many is all there is.
@@ -201,7 +201,7 @@ class FreeParameters:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What an optimiser moves."""
+        """The tensors that an optimizer moves."""
         return [self.shift, self.width, self.turn]
 
     def pool(self, other: FreeParameters) -> None:
@@ -226,7 +226,7 @@ class ScaleParameters:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What an optimiser moves."""
+        """The tensors that an optimizer moves."""
         return [self.width, self.gain]
 
     def pool(self, other: ScaleParameters) -> None:
@@ -272,7 +272,7 @@ class RefinedParameters:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What an optimiser moves."""
+        """The tensors that an optimizer moves."""
         every = [tensor for part in self.parts for tensor in part.parameters if tensor.numel()]
         return list({id(tensor): tensor for tensor in every}.values())
 
@@ -348,7 +348,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class DescentOptions:
-    """How a posterior is moved: the keywords of `refine` of the same names, checked."""
+    """The keywords of `refine` of the same names, checked."""
 
     output: Output
     steps: int

@@ -65,7 +65,7 @@ def gone(symmetry: Symmetry, removed: Mapping[str, Tensor], shapes: Mapping[str,
 def unit_worth(
     state: Mapping[str, Tensor], symmetry: Symmetry, by: str, posterior: Posterior | None = None, seed: int = 0
 ) -> dict[str, Tensor]:
-    """What each unit of each permutable space is worth, float64 (copies * n,).
+    """The worth of each unit of each permutable space, float64 (copies * n,).
 
     "norm" is the norm of all weights of the unit, in the lightest scales of the network, so that it does not depend on
     how a layer shares its scale with the next; 0 for a unit whose scale has no best value because nothing comes in or
@@ -91,7 +91,7 @@ def unit_worth(
 
 
 def _squares(state: Mapping[str, Tensor], by: str, posterior: Posterior | None) -> dict[str, Tensor]:
-    """What every weight adds to the square of its unit's worth; running statistics add nothing."""
+    """The part of every weight in the square of its unit's worth; running statistics have none."""
     floating = {name: state[name] for name in trained_parameters(state) if state[name].is_floating_point()}
     weights = {name: value.detach().double().cpu() for name, value in floating.items()}
     if by == "norm":
@@ -320,7 +320,7 @@ Keep = float | Mapping[str, float | Tensor | Sequence[int]]
 
 @dataclass(frozen=True, eq=False)
 class Removal:
-    """What `remove_units` made.
+    """A network without some of its units.
 
     Attributes:
         state: the smaller network; units keep their order.
@@ -344,7 +344,7 @@ class Removal:
         return "\n".join([*lines, f"{after:,} of {before:,} numbers are left ({after / max(1, before):.2%})"])
 
     def error(self, model: nn.Module, inputs: Inputs, known: Collection[type[nn.Module]] = ()) -> float:
-        """How far the smaller network is from the old one with its removed units at zero, in float64.
+        """Distance of the smaller network from the old one with its removed units at zero, in float64.
 
         The largest difference of outputs relative to the largest output. It is of rounding size where units are only
         summed over; not where something depends on their number: the mean of a layer norm, the 1 / sqrt(width) of
@@ -409,7 +409,7 @@ def remove_units(
 
 
 def _wanted(symmetry: Symmetry, keep: Keep) -> dict[str, float | Tensor]:
-    """What to keep of each space that loses units."""
+    """The share, or the numbers, of the units to keep in each space that loses some."""
     every = [space.name for space in symmetry.spaces if space.permutable]
     given = keep if isinstance(keep, Mapping) else dict.fromkeys(every, keep)
     for name in given:

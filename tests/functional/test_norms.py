@@ -382,7 +382,7 @@ def test_drawn_networks_carry_statistics_of_their_own(problem: Problem, low_rank
 
 def test_results_say_that_statistics_are_missing(problem: Problem, low_rank: Posterior) -> None:
     model, data = problem.model, (problem.test[:60], problem.labels[:60])
-    quick = {"draws": 4, "resamples": 10}
+    quick = {"draws": 4, "n_resamples": 10}
     with pytest.warns(StatisticsWarning) as seen:
         found = evaluate(model, low_rank, data, ood=problem.train[:20], reference=problem.aligned, **quick)
     assert len(seen) == 1  # once, although there were three passes
@@ -390,9 +390,9 @@ def test_results_say_that_statistics_are_missing(problem: Problem, low_rank: Pos
     assert found.record()["remarks"] == list(found.remarks)
     fresh = evaluate(model, low_rank, data, statistics=problem.train, **quick)
     assert not any("running" in text for text in fresh.remarks)
-    assert fresh.inside["accuracy"].value > found.in_distribution["accuracy"].value
+    assert fresh.in_distribution["accuracy"].value > found.in_distribution["accuracy"].value
     with pytest.warns(StatisticsWarning) as seen:
-        spread = diversity(model, low_rank, data[0], problem.train[:20], draws=4)
+        spread = diversity(model, low_rank, data[0], ood=problem.train[:20], draws=4)
     assert len(seen) == 1 and "averaged running statistics" in str(spread) and spread.record()["remarks"]
     assert diversity(model, low_rank, data[0], draws=4, statistics=problem.train[:100]).remarks == ()
     with pytest.raises(InputError, match="whose networks have their own"):
@@ -491,7 +491,7 @@ def test_a_gradient_goes_through_measured_statistics() -> None:
 def test_refinement_measures_the_statistics_of_each_draw(problem: Problem) -> None:
     fitted = fit(problem.aligned, model=problem.model)
     x = problem.train[:300]
-    given = {"steps": 25, "draws": 8, "batch": 60, "mixed": 1, "rate": 0.05}
+    given = {"steps": 25, "draws": 8, "batch": 60, "mixed": 1, "lr": 0.05}
     fresh = refine(problem.model, fitted, problem.aligned, x, **given)
     told = fresh.provenance["refined"]
     assert told["statistics"] == "measured for each draw" and fresh.own_statistics == fitted.own_statistics
