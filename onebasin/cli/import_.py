@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from onebasin.cli.open_networks import build
+from onebasin.cli.networks import build
 from onebasin.cli.options import debug, progress_bar
 from onebasin.examples.published import PUBLISHED
 from onebasin.population import UNFINISHED, Population, import_networks

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.data.cifar import is_cifar, is_mosaic, read_cifar_folder, read_mosaic_folder
+from onebasin.data.cifar import is_batches, is_mosaic, read_batches, read_mosaics
 from onebasin.data.dataset import Dataset, Pair, Parts, as_inputs, as_targets
 from onebasin.data.embedded import digits
 from onebasin.data.idx import idx_files, read_idx_folder
@@ -290,9 +290,9 @@ def _read_folder(folder: Path, checksums: Mapping[str, str] | None) -> Parts:
         if not place.is_dir():
             continue
         if is_mosaic(place):
-            return read_mosaic_folder(place, checksums)
-        if is_cifar(place):
-            return read_cifar_folder(place, checksums)
+            return read_mosaics(place, checksums)
+        if is_batches(place):
+            return read_batches(place, checksums)
         if idx_files(place):
             return read_idx_folder(place, checksums)
     found = sorted(path.name for path in folder.iterdir())[:5] if folder.is_dir() else []

@@ -20,9 +20,8 @@ from onebasin.inference.driver import Progress, job_of, unit_bytes
 from onebasin.inference.journal import RUN, ChainBatch, read_info, units
 from onebasin.inference.sample import by_chain, sample
 from onebasin.inference.workers import Blackboard, Listener, Reporter
-from onebasin.parallel.choose import open_executor
-from onebasin.parallel.executor import Executor, SerialExecutor
-from onebasin.storage.lock import HeldElsewhere, held
+from onebasin.parallel.executor import Executor, SerialExecutor, open_executor
+from onebasin.storage import HeldElsewhere, held
 from tests.interrupted_run import problem
 
 HERE = Path(__file__).resolve().parents[1]
