@@ -189,7 +189,7 @@ def large(members: int, workers: int) -> dict[str, Any]:
     )
     _confine()
     population = Population.open(folder)
-    places: dict[str, Any] = {"workers": workers, "memory": LIMIT}
+    places: dict[str, Any] = {"workers": workers}
     with tempfile.TemporaryDirectory(dir=CACHE) as place, watching() as (watch, found):
         with watch.step("canonicalise"):
             canonicalise(population, symmetry, path=Path(place) / "normal", **places)

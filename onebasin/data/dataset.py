@@ -9,10 +9,6 @@ from torch import Tensor
 
 from onebasin.errors import InputError
 
-# ----------------------------------------------------------------------
-# Training and test examples.
-
-
 Pair = tuple[Tensor, Tensor]
 
 
@@ -49,10 +45,6 @@ def split(inputs: Tensor, targets: Tensor, *, test: float = 0.25, seed: int = 0)
     rows = [mask.nonzero().flatten() for mask in (~chosen, chosen)]
     first, second = ((inputs[row.to(inputs.device)], targets[row.to(targets.device)]) for row in rows)
     return first, second
-
-
-# ----------------------------------------------------------------------
-# A data set: training and test examples.
 
 
 TEST_SHARE = 0.25  # of a set that comes without a division of its own
@@ -186,10 +178,6 @@ def _empty(like: Pair | None) -> Pair:
     """No examples of the same kind."""
     assert like is not None
     return like[0][:0], like[1][:0]
-
-
-# ----------------------------------------------------------------------
-# From stored pixels to the inputs of a network.
 
 
 _BRIGHTEST = 255

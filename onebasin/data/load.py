@@ -21,10 +21,6 @@ from onebasin.data.openml import read_openml
 from onebasin.data.uci import has_splits, read_table
 from onebasin.errors import InputError, StorageError
 
-# ----------------------------------------------------------------------
-# Where data sets lie on this machine.
-
-
 VARIABLE = "ONEBASIN_DATA"
 
 
@@ -64,10 +60,6 @@ def first_existing(folder: Path, names: Sequence[str], what: str, remedy: str) -
         if (folder / name).exists():
             return folder / name
     raise StorageError(f"expected {what} in {folder}, looked for {', '.join(names)} and found none: {remedy}")
-
-
-# ----------------------------------------------------------------------
-# Examples that a function of the user returns.
 
 
 def call(function: Callable[[], Any]) -> Parts:
@@ -123,10 +115,6 @@ def _told(value: Any) -> str:
     return f"a {type(value).__name__}{length}"
 
 
-# ----------------------------------------------------------------------
-# From a word, a path or a function to a data set.
-
-
 Source = str | Path | Callable[[], Any]
 
 _IDX = (
@@ -160,14 +148,12 @@ class Reading:
         download: whether OpenML may be asked for what is not in the cache.
         checksums: file name -> hexadecimal md5, sha1 or sha256, such as `OFFICIAL["mnist"]`; digests in SHA256SUMS,
             MD5SUMS, NAME.sha256 or NAME.md5 beside the data are always compared.
-        server: address of OpenML.
     """
 
     directory: str | Path | None = None
     split: int = 0
     download: bool = False
     checksums: Mapping[str, str] | None = None
-    server: str | None = None
 
 
 def load(
@@ -177,7 +163,6 @@ def load(
     split: int = 0,
     download: bool = False,
     checksums: Mapping[str, str] | None = None,
-    server: str | None = None,
 ) -> Dataset:
     """Load a data set.
 
@@ -194,7 +179,6 @@ def load(
         split: number of the division.
         download: whether OpenML may be asked.
         checksums: file name -> digest.
-        server: address of OpenML.
 
     Returns:
         Inputs float32, bytes scaled to [0, 1]; images (n, channels, height, width), but digits (n, 64). Targets int64
@@ -206,7 +190,7 @@ def load(
         StorageError: a file is absent, truncated or damaged, or has another digest.
         UnsafeFileError: a file holds a pickle that wants to run code; it was not run.
     """
-    return read_parts(source, Reading(directory, split, download, checksums, server)).dataset(split)
+    return read_parts(source, Reading(directory, split, download, checksums)).dataset(split)
 
 
 def read_parts(source: Source, reading: Reading | None = None) -> Parts:
@@ -232,7 +216,7 @@ def _read(source: str | Path, reading: Reading) -> Parts:
         return _uci(source.removeprefix("uci/"), reading)
     if source.startswith("openml/"):
         name = source.removeprefix("openml/")
-        return read_openml(name, download=reading.download, server=reading.server)
+        return read_openml(name, download=reading.download)
     if source in PLACES:
         places, remedy = PLACES[source]
         folder = data_folder(reading.directory)
