@@ -86,9 +86,15 @@ def architecture_options(command: _Command) -> Callable[..., Any]:
 
     @wraps(command)
     def gathered(
-        *, model: str | None, texts: tuple[str, ...], vocabulary: int | None, file: Path | None, seed: int, **rest: Any
+        *,
+        model: str | None,
+        texts: tuple[str, ...],
+        vocabulary: int | None,
+        file: Path | None,
+        seed: int,
+        **options: Any,
     ) -> Any:
-        return command(architecture=Architecture(model, texts, vocabulary, file, seed), **rest)
+        return command(architecture=Architecture(model, texts, vocabulary, file, seed), **options)
 
     options = [
         click.option(
@@ -113,10 +119,10 @@ def architecture_options(command: _Command) -> Callable[..., Any]:
             help="Seed of whatever is drawn.",
         ),
     ]
-    made: Callable[..., Any] = gathered
+    decorated: Callable[..., Any] = gathered
     for option in reversed(options):
-        made = option(made)
-    return made
+        decorated = option(decorated)
+    return decorated
 
 
 def example(loaded: Loaded, texts: tuple[str, ...], vocabulary: int | None, seed: int) -> Any:
@@ -179,12 +185,12 @@ def _read_symmetry(path: Path) -> Symmetry:
 
 def _check_same(symmetry: Symmetry, model: nn.Module, path: Path, reference: str) -> None:
     expected = as_spec(model)
-    found = {
+    spec = {
         name: TensorSpec(tuple(shape), expected[name].dtype if name in expected else torch.float32)
         for name, shape in symmetry.shapes.items()
     }
     try:
-        check_spec(found, expected, where=f"the symmetry {path}, compared with {reference},")
+        check_spec(spec, expected, where=f"the symmetry {path}, compared with {reference},")
     except SpecError as error:
         raise SymmetryError(f"{error} (it belongs to another model)") from error
 
@@ -205,7 +211,7 @@ def _dtype(stored: Spec, name: str) -> torch.dtype:
     """The dtype under a name, which may carry a prefix in the file."""
     if name in stored:
         return stored[name].dtype
-    return next((spec.dtype for own, spec in stored.items() if own.endswith(f".{name}")), torch.float32)
+    return next((spec.dtype for stored_name, spec in stored.items() if stored_name.endswith(f".{name}")), torch.float32)
 
 
 def numbered(text: str) -> tuple[Path, int | None]:

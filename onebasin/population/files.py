@@ -151,8 +151,8 @@ def _wanted_code(path: Path, error: Exception) -> str:
         return "a TorchScript program"
     if not isinstance(error, pickle.UnpicklingError):
         return ""
-    if found := re.search(r"GLOBAL ([\w.]*\w)", str(error)):
-        return found[1]
+    if match := re.search(r"GLOBAL ([\w.]*\w)", str(error)):
+        return match[1]
     # A pickle (first byte 0x80) with instructions that torch never writes.
     return "an unknown pickle" if "Unsupported operand" in str(error) and _first_byte(path) == b"\x80" else ""
 
