@@ -49,10 +49,6 @@ OFFICIAL: dict[str, dict[str, str]] = {
 def verify(path: Path, checksums: Mapping[str, str] | None = None) -> None:
     """Compare a file with every digest that is known for its name; without one, do nothing.
 
-    Args:
-        path: the file.
-        checksums: name -> hexadecimal md5, sha1 or sha256.
-
     Raises:
         StorageError: the digest is another one.
     """

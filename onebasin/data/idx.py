@@ -34,10 +34,6 @@ _AGAIN = "fetch the file again"
 def read_idx(path: Path, checksums: Mapping[str, str] | None = None) -> Tensor:
     """The values of one file, in native byte order and in the shape that its header gives.
 
-    Args:
-        path: the file; gzip is recognised by content.
-        checksums: name -> digest; see `onebasin.data.checksum`.
-
     Raises:
         StorageError: the file is absent, truncated, damaged, or no IDX file.
     """

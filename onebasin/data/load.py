@@ -16,9 +16,8 @@ from onebasin.data.cifar import is_batches, is_mosaic, read_batches, read_mosaic
 from onebasin.data.dataset import Dataset, Pair, Parts, as_inputs, as_targets
 from onebasin.data.embedded import digits
 from onebasin.data.idx import idx_files, read_idx_folder
-from onebasin.data.npz import read_file
+from onebasin.data.npz import has_splits, read_file, read_table
 from onebasin.data.openml import read_openml
-from onebasin.data.uci import has_splits, read_table
 from onebasin.errors import InputError, StorageError
 
 VARIABLE = "ONEBASIN_DATA"
@@ -46,12 +45,6 @@ def data_folder(directory: str | Path | None) -> Path:
 
 def first_existing(folder: Path, names: Sequence[str], what: str, remedy: str) -> Path:
     """The first of the names that exists in the folder.
-
-    Args:
-        folder: the data folder.
-        names: paths below it, in order of preference.
-        what: the data set, for the message.
-        remedy: what to put there.
 
     Raises:
         StorageError: none exists; says where it looked.

@@ -139,13 +139,7 @@ def in_order(
 
 
 def stacked_archive(path: Path, expected: Spec | None, room: int) -> State:
-    """All networks of an archive as tensors (members, *shape), ordered by the numbers in their names.
-
-    Args:
-        path: the archive.
-        expected: see `networks_in`.
-        room: bytes that they may take.
-    """
+    """All networks of an archive as tensors (members, *shape), ordered by the numbers in their names."""
     networks: list[tuple[str, State]] = []
     for name, state in networks_in(path, spec=expected):
         room -= sum(value.nbytes for value in state.values())

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from onebasin.errors import DiskError, InputError, StorageError
+from onebasin.storage import write_text
 
 # ----------------------------------------------------------------------
 # Claims of a paper, and whether they held here.
@@ -488,18 +489,9 @@ def write_record(record: Record, path: str | os.PathLike[str]) -> None:
     file = Path(path)
     text = json.dumps({"format": FORMAT, "version": VERSION, "record": encode(record)}, indent=1, allow_nan=False)
     try:
-        write_whole(file, text + "\n")
+        write_text(file, text + "\n")
     except OSError as error:
         raise DiskError(f"{file} cannot be written ({error.strerror or error}): choose another folder") from error
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a file under another name first: it appears whole or not at all."""
-    part = file.with_name(f"{file.name}.part")
-    part.unlink(missing_ok=True)  # a link that somebody left there would be followed
-    with part.open("x", encoding="utf-8") as opened:
-        opened.write(text)
-    part.replace(file)
 
 
 def read_record(path: str | os.PathLike[str]) -> Record:

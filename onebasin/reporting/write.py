@@ -11,7 +11,8 @@ from onebasin.errors import DiskError, InputError
 from onebasin.reporting.drawing import WIDTH, draw, height, house_style
 from onebasin.reporting.markdown import Names
 from onebasin.reporting.page import page
-from onebasin.reporting.record import Figure, Record, write_whole
+from onebasin.reporting.record import Figure, Record
+from onebasin.storage import write_text
 
 # ----------------------------------------------------------------------
 # A figure as files for papers and talks: SVG, PDF and PNG on white paper, the same bytes from the same record.
@@ -88,7 +89,7 @@ def write_report(records: Record | Sequence[Record], folder: str | os.PathLike[s
         goal.mkdir(parents=True, exist_ok=True)
         if figures:
             _save_figures(wanted, goal / FIGURES)
-        write_whole(goal / PAGE, page(wanted))
+        write_text(goal / PAGE, page(wanted))
     except OSError as error:
         raise DiskError(f"{goal} cannot be written ({error.strerror or error}): choose another folder") from error
     return goal / PAGE
