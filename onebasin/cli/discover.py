@@ -12,6 +12,7 @@ from onebasin.errors import DiskError, InputError, SymmetryError
 from onebasin.functional import global_seed
 from onebasin.population import Population
 from onebasin.state import as_spec, check_state
+from onebasin.storage import publish
 from onebasin.symmetry import discover as find
 from onebasin.symmetry import verify
 
@@ -104,6 +105,6 @@ def _load_weights(model: nn.Module, path: Path) -> None:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        publish(path, lambda file: file.write(f"{text}\n".encode()), replace=True)
     except OSError as error:
         raise DiskError(f"{path} cannot be written ({error.strerror}); choose another --output.") from error

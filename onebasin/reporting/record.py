@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from onebasin.errors import DiskError, InputError, StorageError
+from onebasin.storage import write_text
 
 VERDICTS = ("reproduced", "reproduced with a caveat", "not reproduced")
 
@@ -462,10 +463,8 @@ def write_record(record: Record, path: str | os.PathLike[str]) -> None:
     """
     file = Path(path)
     text = json.dumps({"format": FORMAT, "version": VERSION, "record": encode(record)}, indent=1, allow_nan=False)
-    from onebasin.storage import publish  # needs numpy, which showing a record does not
-
     try:
-        publish(file, lambda opened: opened.write(f"{text}\n".encode()), replace=True)
+        write_text(file, text + "\n")
     except OSError as error:
         raise DiskError(f"{file} cannot be written ({error.strerror or error}): choose another folder") from error
 

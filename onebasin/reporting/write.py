@@ -12,6 +12,7 @@ from onebasin.reporting.drawing import WIDTH, draw, height, house_style
 from onebasin.reporting.page import page
 from onebasin.reporting.record import Figure, Record
 from onebasin.reporting.text import Names
+from onebasin.storage import write_text
 
 FORMATS = ("svg", "pdf", "png")
 _SIDE_BY_SIDE = 3  # panels
