@@ -24,6 +24,7 @@ from onebasin.functional.call import (
     Inputs,
     Inventory,
     Vectorised,
+    as_seen,
     batches,
     check_fits,
     fixed_buffers,
