@@ -18,20 +18,17 @@ from torch import Tensor, nn
 from onebasin.errors import InputError, OnebasinError, TraceError
 from onebasin.functional import Inputs, call_arguments, nothing_remembered
 from onebasin.state import state_of
+from onebasin.symmetry.assemble import missed, spaces
 from onebasin.symmetry.axes import Atom, Reason, atoms, resolve
-from onebasin.symmetry.companions import UNREAD, Companions, with_companions
-from onebasin.symmetry.constants import constants, uniform_axes
-from onebasin.symmetry.constraints import Blocks, Constraints, Fusions, Value
-from onebasin.symmetry.exponents import equations
+from onebasin.symmetry.blocks import Blocks, Fusions, Parents, parents_of, settle
+from onebasin.symmetry.constraints import Constraints, Pieces, Range, Value, parted
 from onebasin.symmetry.group import Symmetry
-from onebasin.symmetry.nesting import Parents, parents_of, settle
-from onebasin.symmetry.pieces import Pieces, Range, parted
 from onebasin.symmetry.rules.pointwise import plain
 from onebasin.symmetry.rules.registry import FOLLOWING, Rule, rule_for
-from onebasin.symmetry.solve import missed, spaces
+from onebasin.symmetry.solve import equations, hold_unread
 from onebasin.symmetry.trace import Graph, Node, check_call, joined, trace
-from onebasin.symmetry.unused import hold
-from onebasin.symmetry.variants import Variants, variants
+from onebasin.symmetry.unmoved import UNREAD, Companions, constants, uniform_axes, with_companions
+from onebasin.symmetry.vary_inputs import Variants, variants
 from onebasin.symmetry.verify import Training, proven
 
 SHAPE_ONLY = {"full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
@@ -202,7 +199,7 @@ def _analysed(graph: Graph, shapes: dict[str, tuple[int, ...]], constants: Mappi
         made[node] = _step(constraints, node, made, parts)
     _listen(constraints, made)
     _hold_buffers(constraints)
-    hold(constraints, {value: Blocks(value, number, {}) for number, value in enumerate(constraints.values)})
+    hold_unread(constraints, {value: Blocks(value, number, {}) for number, value in enumerate(constraints.values)})
     blocks, parents, fusions = _layout(constraints)
     systems = equations(constraints, blocks, fusions)
     found = spaces(constraints, blocks, parents, systems)
