@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 def first_line(error: BaseException, most: int = 200) -> str:
-    r"""What somebody else's error says, as a part of our sentence.
+    r"""The first line of another library's error, as a part of our sentence.
 
     >>> first_line(ValueError("no such thing\nat line 3")), first_line(KeyError())
     ('no such thing', 'KeyError')
@@ -92,7 +92,7 @@ class StatisticsWarning(OnebasinWarning):
 
 
 def check_options(options: Mapping[str, object], known: Collection[str], where: str) -> None:
-    """Raise `InputError` when an option has a name that nobody reads; a misspelt one would be ignored in silence.
+    """Raise `InputError` when an option has an unknown name: a misspelt one would be ignored in silence.
 
     >>> check_options({"loss": "mse"}, ["loss", "batch"], "barrier")
     >>> check_options({"los": "mse"}, ["loss", "batch"], "barrier")

@@ -47,8 +47,8 @@ def spaces(
     free = [d for d in drafts.values() if d.kinds or (d.atom.rigid is None and (d.atom.size > 1 or d.atom in padded))]
     free.sort(key=lambda draft: len(draft.parents))
     names = _names(free, drafts, laid)
-    made = [_space(draft, constraints, laid, names) for draft in free]
-    return tuple(_join_twins(made, free, blocks, padded))
+    assembled = [_space(draft, constraints, laid, names) for draft in free]
+    return tuple(_join_twins(assembled, free, blocks, padded))
 
 
 def _drafts(constraints: Constraints, laid: dict[int, Blocks], parents: Parents) -> dict[Atom, Draft]:
@@ -93,28 +93,28 @@ def missed(
     laid = {blocks[value].number: blocks[value] for value in constraints.values}
     states = {blocks[value].number: blocks[value] for value in constraints.states.values()}
     hidden = {atom for term in constraints.hidden for atom in atoms(term)}
-    found: list[tuple[Atom, Atom, str, dict[str, None]]] = []
+    pairs: list[tuple[Atom, Atom, str, dict[str, None]]] = []
     for atom, draft in _drafts(constraints, states, parents).items():
         if atom in hidden or atom.size < 2:
             continue
         columns = [leaf for leaf, _ in draft.leaves]
-        beside = {other.atom for leaf in columns for other, _ in laid[leaf.value].leaves(leaf.block)}
+        neighbours = {other.atom for leaf in columns for other, _ in laid[leaf.value].leaves(leaf.block)}
         # Two atoms that are in all these blocks both tell the same: one of them is asked.
-        others = [o for o in beside if o.size > 1 and o.serial > atom.serial and o not in draft.parents]
+        partners = [o for o in neighbours if o.size > 1 and o.serial > atom.serial and o not in draft.parents]
         for kind in ("scale", "sign"):
             system = systems[kind].get(atom)
-            if not others or system is None or not system.solutions(columns):
+            if not partners or system is None or not system.solutions(columns):
                 continue
-            for other in sorted(others, key=lambda o: o.serial):
+            for other in sorted(partners, key=lambda o: o.serial):
                 alone = [leaf for leaf in system if home(laid[leaf.value], leaf.block, leaf, other) is None]
                 for vector in system.solutions(columns, zero=alone)[:1]:
                     held = [leaf for leaf, power in zip(columns, vector, strict=True) if power]
-                    found.append((atom, other, kind, {laid[leaf.value].value.state_name: None for leaf in held}))
-    apart = set(forbidden(constraints, blocks, sums=False)) if found else set()
+                    pairs.append((atom, other, kind, {laid[leaf.value].value.state_name: None for leaf in held}))
+    apart = set(forbidden(constraints, blocks, sums=False)) if pairs else set()
     return tuple(
         f"{', '.join(names)}: a {kind} for each of {atom.size} x {other.size} pairs of units would keep the function, "
         "of which only those are found that are equal along one of the two axes"
-        for atom, other, kind, names in found
+        for atom, other, kind, names in pairs
         if (atom, other) not in apart and (other, atom) not in apart and atom not in parents.get(other, ())
     )
 
@@ -133,8 +133,8 @@ def _drop_inherited(drafts: dict[Atom, Draft], laid: dict[int, Blocks]) -> None:
                 if k.endswith(kind)
             ]
             keep = []
-            for number, own in enumerate(draft.kinds):
-                if not own.endswith(kind):
+            for number, generator in enumerate(draft.kinds):
+                if not generator.endswith(kind):
                     keep.append(number)
                 elif _rank([*known, draft.vectors[number]], modulus) > _rank(known, modulus):
                     known.append(draft.vectors[number])
@@ -165,12 +165,12 @@ def _space(draft: Draft, constraints: Constraints, laid: dict[int, Blocks], name
         powers = tuple(vector[column] for vector in draft.vectors)
         groups.setdefault((leaf.value, leaf.axis, leaf.block[leaf.axis], leaf.step), {})[leaf.block] = powers
     legs: list[Leg] = []
-    for (value, axis, _, step), found in groups.items():
-        leaf = Leaf(value, next(iter(found)), axis, step, draft.atom)
-        if len(set(found.values())) == 1:
-            legs += _legs(leaf, draft, constraints, laid, next(iter(found.values())), False)
+    for (value, axis, _, step), powers_of_block in groups.items():
+        leaf = Leaf(value, next(iter(powers_of_block)), axis, step, draft.atom)
+        if len(set(powers_of_block.values())) == 1:
+            legs += _legs(leaf, draft, constraints, laid, next(iter(powers_of_block.values())), False)
         else:
-            for block, powers in found.items():
+            for block, powers in powers_of_block.items():
                 legs += _legs(replace(leaf, block=block), draft, constraints, laid, powers, True)
     legs = _whole_again(legs, constraints)
     order = {name: number for number, name in enumerate(constraints.graph.shared)}
@@ -189,18 +189,18 @@ def _legs(
 
     def strip(axis: int) -> Strip:
         """Where the leaf's block lies along an axis of the whole tensor."""
-        found = blocks.strip(leaf.block, axis)
-        return replace(found, start=found.start + first) if axis == part else found
+        strip_here = blocks.strip(leaf.block, axis)
+        return replace(strip_here, start=strip_here.start + first) if axis == part else strip_here
 
-    own = next(d for d in strip(leaf.axis).directions if d.atom is leaf.atom and d.step == leaf.step)
-    grid = _grid(leaf.axis, strip(leaf.axis), own)
+    direction = next(d for d in strip(leaf.axis).directions if d.atom is leaf.atom and d.step == leaf.step)
+    grid = _grid(leaf.axis, strip(leaf.axis), direction)
     over = []
     for parent in draft.parents:
         place = home(blocks, leaf.block, leaf, parent)
         assert place is not None  # parents are those that every leaf can see
         over.append(_grid(place[0], strip(place[0]), place[1]))
-    others = [axis for axis in range(len(leaf.block)) if axis != leaf.axis] if inside else []
-    within = tuple(_whole(axis, strip(axis)) for axis in others)
+    other_axes = [axis for axis in range(len(leaf.block)) if axis != leaf.axis] if inside else []
+    within = tuple(_whole(axis, strip(axis)) for axis in other_axes)
     if not inside and part not in (-1, leaf.axis):
         within = (_span(part, first, blocks.value.shape[part]),)
     for name, canonical in constraints.graph.shared.items():
@@ -208,9 +208,9 @@ def _legs(
             yield Leg(name, grid, tuple(over), powers, within, constraints.variances.get(canonical, 0.0))
 
 
-def _grid(axis: int, strip: Strip, own: Direction) -> Grid:
-    rest = tuple((d.size, d.step) for d in strip.directions if d is not own and d.size > 1)
-    return Grid(axis, ((strip.start, own.size, own.step),), rest)
+def _grid(axis: int, strip: Strip, units: Direction) -> Grid:
+    rest = tuple((d.size, d.step) for d in strip.directions if d is not units and d.size > 1)
+    return Grid(axis, ((strip.start, units.size, units.step),), rest)
 
 
 def _whole(axis: int, strip: Strip) -> Grid:
@@ -233,10 +233,10 @@ def _whole_again(legs: list[Leg], constraints: Constraints) -> list[Leg]:
     for leg in legs:
         alike.setdefault(replace(leg, within=()), []).append(leg)
     joined: list[Leg] = []
-    for leg, found in alike.items():
+    for leg, parts_of_leg in alike.items():
         spans = parts.get(constraints.graph.shared[leg.tensor], [])
-        whole = bool(spans) and {other.within for other in found} == {(span,) for span in spans}
-        joined += [leg] if whole else found
+        whole = bool(spans) and {other.within for other in parts_of_leg} == {(span,) for span in spans}
+        joined += [leg] if whole else parts_of_leg
     return joined
 
 
@@ -259,13 +259,15 @@ def _names(free: list[Draft], drafts: dict[Atom, Draft], laid: dict[int, Blocks]
     return names
 
 
-def _join_twins(made: list[Space], free: list[Draft], blocks: dict[Value, Blocks], padded: set[Atom]) -> list[Space]:
+def _join_twins(
+    assembled: list[Space], free: list[Draft], blocks: dict[Value, Blocks], padded: set[Atom]
+) -> list[Space]:
     """Join paddings by zeros that stand side by side in every tensor and are treated alike."""
     signatures: dict[tuple[object, ...], int] = {}
-    parents = {parent for space in made for parent in space.parents}
+    parents = {parent for space in assembled for parent in space.parents}
     seen = _contexts(blocks, {draft.atom for draft in free})
     out: list[Space] = []
-    for space, draft in zip(made, free, strict=True):
+    for space, draft in zip(assembled, free, strict=True):
         legs = [(leg.tensor, leg.axis, leg.grid.rest, leg.over, leg.powers, leg.within) for leg in space.legs]
         alone = draft.atom not in padded or (space.name, space.size) in parents
         signature = (
@@ -290,14 +292,14 @@ def _join_twins(made: list[Space], free: list[Draft], blocks: dict[Value, Blocks
 
 def _contexts(blocks: dict[Value, Blocks], wanted: set[Atom]) -> dict[Atom, Counter[tuple[object, ...]]]:
     """In which values, on which axes and among which neighbours an atom occurs."""
-    found: dict[Atom, Counter[tuple[object, ...]]] = {atom: Counter() for atom in wanted}
+    contexts: dict[Atom, Counter[tuple[object, ...]]] = {atom: Counter() for atom in wanted}
     for laid in blocks.values():
         for block in laid:
             leaves = list(laid.leaves(block))
             for leaf, direction in leaves:
-                if leaf.atom in found:
-                    others = tuple(
+                if leaf.atom in contexts:
+                    neighbours = tuple(
                         (o.axis, o.step, o.atom) for o, _ in leaves if o != leaf and (o.atom is not leaf.atom)
                     )
-                    found[leaf.atom][laid.number, leaf.axis, direction.step, others] += 1
-    return found
+                    contexts[leaf.atom][laid.number, leaf.axis, direction.step, neighbours] += 1
+    return contexts

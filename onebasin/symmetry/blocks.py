@@ -72,23 +72,23 @@ def _strips(term: Term) -> list[Strip]:
     if isinstance(term, Enumerated):
         return [Strip(position, ()) for position in range(term.size)]
     if isinstance(term, Concat | Parted):
-        found, start = [], 0
+        cut, start = [], 0
         for piece in term.pieces:
-            found += [Strip(start + strip.start, strip.directions) for strip in _strips(piece)]
+            cut += [Strip(start + strip.start, strip.directions) for strip in _strips(piece)]
             start += piece.size
-        return found
+        return cut
     if isinstance(term, Product):
-        found = [Strip(0, ())]
+        cut = [Strip(0, ())]
         for factor in term.factors:
-            found = [
+            cut = [
                 Strip(
                     outer.start * factor.size + inner.start,
                     (*[Direction(d.atom, d.size, d.step * factor.size) for d in outer.directions], *inner.directions),
                 )
-                for outer in found
+                for outer in cut
                 for inner in _strips(factor)
             ]
-        return found
+        return cut
     return [Strip(0, (Direction(None, term.size, 1),))]
 
 
@@ -108,12 +108,12 @@ def _fusion(outer: Direction, inner: Direction, fusions: Fusions) -> Atom | None
     return fusions.get((outer.atom, inner.atom))
 
 
-def _members(token: Enumerated | Parted, found: Sequence[Strip]) -> list[int]:
+def _members(token: Enumerated | Parted, cut: Sequence[Strip]) -> list[int]:
     """For each strip of an axis on which families hang, the number of the member that hangs there."""
     if isinstance(token, Enumerated):
         return list(range(token.size))
     ends = list(itertools.accumulate(piece.size for piece in token.pieces))
-    return [sum(strip.start >= end for end in ends) for strip in found]
+    return [sum(strip.start >= end for end in ends) for strip in cut]
 
 
 class Blocks:
@@ -190,14 +190,14 @@ class Blocks:
 
     def strip_at(self, axis: int, position: int, block: Sequence[int] | None = None) -> int:
         """Number of the strip that holds a position of an axis."""
-        found = self.axis_strips(axis, block)
-        if len(found) == 1:
+        cut = self.axis_strips(axis, block)
+        if len(cut) == 1:
             return 0
         member = block[self._families[axis][0]] if axis in self._families and block is not None else -1
         key = (axis, member)
         if key not in self._owners:
             owners = [0] * self.value.shape[axis]
-            for number, strip in enumerate(found):
+            for number, strip in enumerate(cut):
                 for owned in strip.positions():
                     owners[owned] = number
             self._owners[key] = owners
@@ -221,15 +221,15 @@ def home(laid: Blocks, block: tuple[int, ...], leaf: Leaf, parent: Atom) -> tupl
 
 def parents_of(constraints: Constraints, blocks: dict[Value, Blocks]) -> Parents:
     """For each atom, the atoms it may depend on."""
-    found: dict[Atom, set[Atom]] = {}
+    parents: dict[Atom, set[Atom]] = {}
     for laid in blocks.values():
         for block in laid:
             for leaf, candidates in _candidates(laid, block):
-                known = found.get(leaf.atom)
-                found[leaf.atom] = set(candidates) if known is None else known & candidates
+                known = parents.get(leaf.atom)
+                parents[leaf.atom] = set(candidates) if known is None else known & candidates
     for child, parent in forbidden(constraints, blocks):
-        found[child].discard(parent)
-    return {atom: frozenset(others) for atom, others in found.items()}
+        parents[child].discard(parent)
+    return {atom: frozenset(allowed) for atom, allowed in parents.items()}
 
 
 def _candidates(laid: Blocks, block: tuple[int, ...]) -> Iterator[tuple[Leaf, set[Atom]]]:
@@ -263,19 +263,21 @@ def forbidden(
             laid = blocks[value]
             for block in laid:
                 for leaf, candidates in _candidates(laid, block):
-                    own = labels[leaf.axis]
+                    label_of_leaf = labels[leaf.axis]
                     for parent in candidates:
                         place = home(laid, block, leaf, parent)
                         assert place is not None
                         label = labels[place[0]]
-                        same = homes.setdefault((own, leaf.step, leaf.atom, parent), label)
-                        if same != label or (sums and label not in relation.labels and own in relation.labels):
+                        same = homes.setdefault((label_of_leaf, leaf.step, leaf.atom, parent), label)
+                        if same != label or (
+                            sums and label not in relation.labels and label_of_leaf in relation.labels
+                        ):
                             yield leaf.atom, parent
 
 
-def settle(found: Parents, blocks: dict[Value, Blocks], fusions: Fusions) -> tuple[Parents, Fusions]:
+def settle(parents: Parents, blocks: dict[Value, Blocks], fusions: Fusions) -> tuple[Parents, Fusions]:
     """Resolve mutual dependence: fuse atoms that always stand side by side, else keep one direction only."""
-    relation = {atom: set(others) for atom, others in found.items()}
+    relation = {atom: set(allowed) for atom, allowed in parents.items()}
     new: Fusions = {}
     taken: set[Atom] = set()
     for atom in sorted(relation, key=lambda a: a.serial):
@@ -294,11 +296,11 @@ def settle(found: Parents, blocks: dict[Value, Blocks], fusions: Fusions) -> tup
     changed = True
     while changed:  # what a parent depends on, its children must be able to see
         changed = False
-        for atom, others in relation.items():
-            visible = {other for other in others if relation.get(other, set()) <= others}
-            changed |= visible != others
+        for atom, allowed in relation.items():
+            visible = {other for other in allowed if relation.get(other, set()) <= allowed}
+            changed |= visible != allowed
             relation[atom] = visible
-    return {atom: frozenset(others) for atom, others in relation.items()}, {**fusions, **new}
+    return {atom: frozenset(allowed) for atom, allowed in relation.items()}, {**fusions, **new}
 
 
 def _side_by_side(left: Atom, right: Atom, blocks: dict[Value, Blocks]) -> tuple[Atom, Atom] | None:

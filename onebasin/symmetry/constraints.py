@@ -127,9 +127,9 @@ class Constraints:
 
     def value(self, axes: Sequence[Term], *, zero: bool = False, node: Node | None = None) -> Value:
         """A new value with these axes."""
-        made = Value(tuple(term.size for term in axes), list(axes), zero=zero, node=node)
-        self.values.append(made)
-        return made
+        value = Value(tuple(term.size for term in axes), list(axes), zero=zero, node=node)
+        self.values.append(value)
+        return value
 
     def constant(self, tensor: Tensor) -> Value:
         """A known tensor: an axis along which it does not change is uniform, any other is fixed."""
@@ -139,10 +139,10 @@ class Constraints:
             axes.append(
                 Uniform(size) if flat else Fixed(size, Reason("it meets a constant that differs from unit to unit"))
             )
-        made = Value(tuple(tensor.shape), axes, constant=tensor)
-        made.zero = tensor.numel() > 0 and not tensor.is_complex() and bool((tensor == 0).all())
-        self.values.append(made)
-        return made
+        value = Value(tuple(tensor.shape), axes, constant=tensor)
+        value.zero = tensor.numel() > 0 and not tensor.is_complex() and bool((tensor == 0).all())
+        self.values.append(value)
+        return value
 
     def frozen(self, tensor: Tensor, node: Node) -> Value:
         """A constant of the state: only that entries are equal along an axis counts, not what they are.

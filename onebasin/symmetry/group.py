@@ -1,6 +1,6 @@
 """The group: a `Symmetry` is plain data, its members are `Element`s.
 
-A space is a set of n units tied across tensors. It may be *fibred* over parents: then each combination of their
+A space is a set of n units tied across tensors. It may be *nested* in parents: then each combination of their
 indices (a *copy*) has an order and factors of its own. With σ the parents' orders, an element acts on a tensor that
 holds parent p and unit i as
 
@@ -156,9 +156,9 @@ def _freedoms(space: Space) -> str:
 
 
 def _tensors(space: Space) -> str:
-    found = list(dict.fromkeys(f"{leg.tensor}[{leg.axis}]" for leg in space.legs))
-    shown = ", ".join(found[:4])
-    return shown if len(found) <= 4 else f"{shown}, and {len(found) - 4} more"
+    axes = list(dict.fromkeys(f"{leg.tensor}[{leg.axis}]" for leg in space.legs))
+    shown = ", ".join(axes[:4])
+    return shown if len(axes) <= 4 else f"{shown}, and {len(axes) - 4} more"
 
 
 def _orbit(symmetry: Symmetry) -> str:
@@ -173,8 +173,8 @@ def _rigid(symmetry: Symmetry) -> list[str]:
     for tensor, axis, reason in symmetry.rigid:
         by_reason.setdefault(reason, []).append(f"{tensor}[{axis}]")
     lines = []
-    for reason, found in by_reason.items():
-        unique = list(dict.fromkeys(found))
+    for reason, axes in by_reason.items():
+        unique = list(dict.fromkeys(axes))
         more = "" if len(unique) <= MOST_RIGID else f", and {len(unique) - MOST_RIGID} more"
         lines.append(f"  {', '.join(unique[:MOST_RIGID])}{more}: {reason}")
     return lines
@@ -309,7 +309,9 @@ class Symmetry:
         wanted = {space.name for space in self.spaces} if spaces is None else {self[name].name for name in spaces}
         kinds = set(freedoms)
         if unknown := kinds - set(FREEDOMS):
-            raise SymmetryError(f"unknown freedoms {sorted(unknown)}; choose among {', '.join(FREEDOMS)}.")
+            raise SymmetryError(
+                f"expected freedoms among {', '.join(FREEDOMS)}, found {sorted(unknown)}: write for example ('permutation',)"
+            )
         return generator, wanted, kinds
 
     def compose(self, first: Element, second: Element) -> Element:
@@ -379,24 +381,26 @@ class Symmetry:
 
     def without(self, removed: Mapping[str, Iterable[str]], reason: str) -> Symmetry:
         """The same symmetry with some freedoms of some spaces taken away, and a sentence that says why."""
-        spaces, said = [], list(self.unexplained)
+        spaces, sentences = [], list(self.unexplained)
         for space in self.spaces:
             gone = set(removed.get(space.name, ()))
             if gone:
-                said.append(f"{space.name}: {', '.join(sorted(gone))} of its {space.size} units stays rigid: {reason}.")
+                sentences.append(
+                    f"{space.name}: {', '.join(sorted(gone))} of its {space.size} units stays rigid: {reason}."
+                )
                 space = space.without(gone)
             spaces.append(space)
-        kept = [space for space in spaces if space.permutable or space.generators]
-        return replace(self, spaces=tuple(kept), unexplained=tuple(said))
+        remaining = [space for space in spaces if space.permutable or space.generators]
+        return replace(self, spaces=tuple(remaining), unexplained=tuple(sentences))
 
     @cached_property
     def legs_of(self) -> dict[str, list[tuple[int, Leg]]]:
         """Tensor name -> (number of the space, leg), parents first."""
-        found: dict[str, list[tuple[int, Leg]]] = {}
+        legs: dict[str, list[tuple[int, Leg]]] = {}
         for number, space in enumerate(self.spaces):
             for leg in space.legs:
-                found.setdefault(leg.tensor, []).append((number, leg))
-        return found
+                legs.setdefault(leg.tensor, []).append((number, leg))
+        return legs
 
 
 def _draw(kind: str, noise: Tensor) -> Tensor:
@@ -427,7 +431,7 @@ def independent_factors(symmetry: Symmetry, kind: str) -> int:
     """Number of independent factors of the generators whose kind ends in `kind`: "scale" or "sign"."""
     modulus = 2 if kind == "sign" else 0
     chosen = {
-        number: [place for place, own in enumerate(space.generators) if own.endswith(kind)]
+        number: [place for place, freedom in enumerate(space.generators) if freedom.endswith(kind)]
         for number, space in enumerate(symmetry.spaces)
     }
     regions = [standing for name in symmetry.legs_of for standing in _regions(symmetry, name, chosen)]
@@ -480,7 +484,7 @@ def _regions(symmetry: Symmetry, tensor: str, chosen: dict[int, list[int]]) -> I
         for grid in (leg.grid, *leg.over, *leg.within):
             if grid not in marks[grid.axis]:
                 marks[grid.axis][grid] = labels(grid, shape[grid.axis])
-    parts = [_classes(found, size) for found, size in zip(marks, shape, strict=True)]
+    parts = [_classes(grids, size) for grids, size in zip(marks, shape, strict=True)]
     for combination in itertools.product(*parts):
         standing = []
         for number, leg in legs:
@@ -494,17 +498,17 @@ def _regions(symmetry: Symmetry, tensor: str, chosen: dict[int, list[int]]) -> I
 
 def _classes(marks: dict[Grid, Tensor], size: int) -> list[dict[Grid, bytes]]:
     """Positions of an axis that stand in the same grids: for each class, grid -> the units at its positions."""
-    found: dict[tuple[bool, ...], list[int]] = {}
+    classes: dict[tuple[bool, ...], list[int]] = {}
     inside = [(numbers >= 0).tolist() for numbers in marks.values()]
     for position, key in enumerate(zip(*inside, strict=True) if marks else [()] * min(size, 1)):
-        found.setdefault(key, []).append(position)
+        classes.setdefault(key, []).append(position)
     return [
         {
             grid: numbers[places].numpy().tobytes()
             for (grid, numbers), held in zip(marks.items(), key, strict=True)
             if held
         }
-        for key, places in found.items()
+        for key, places in classes.items()
     ]
 
 

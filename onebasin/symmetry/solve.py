@@ -131,10 +131,10 @@ class System(Generic[Key]):
         return basis
 
     def _minus(self, row: Row[Key], other: Row[Key], factor: Number) -> Row[Key]:
-        made = dict(row)
+        difference = dict(row)
         for key, value in other.items():
-            made[key] = self._reduce(made.get(key, Fraction(0)) - factor * value)
-        return {key: value for key, value in made.items() if value}
+            difference[key] = self._reduce(difference.get(key, Fraction(0)) - factor * value)
+        return {key: value for key, value in difference.items() if value}
 
     def echelon(self, vectors: list[list[Number]]) -> list[list[Number]]:
         """Reduced row echelon form; zero rows are left out."""
@@ -323,12 +323,12 @@ class _Writer:
         """The leaves of a value that stand for one direction of one label (two where a label occurs on two axes)."""
         laid = self.blocks[value]
         block = laid.at(tuple(here[name].start if value.shape[axis] > 1 else 0 for axis, name in enumerate(labels)))
-        for leaf, own in laid.leaves(block):
+        for leaf, along in laid.leaves(block):
             if (
                 labels[leaf.axis] == label
                 and leaf.step == direction.step
                 and leaf.atom is direction.atom
-                and own.size == direction.size
+                and along.size == direction.size
             ):
                 yield leaf
 

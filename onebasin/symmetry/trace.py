@@ -145,9 +145,9 @@ def check_call(model: nn.Module, inputs: Inputs) -> None:
         raise InputError(f"{type(model).__name__} only distributes a module; give the module itself: model.module.")
     for name, parameter in model.named_parameters():
         if parameter.layout != torch.strided:
-            found = str(parameter.layout).removeprefix("torch.")
+            layout = str(parameter.layout).removeprefix("torch.")
             raise InputError(
-                f"expected dense parameters, found {name} stored as {found}: store it with to_dense(), and the places "
+                f"expected dense parameters, found {name} stored as {layout}: store it with to_dense(), and the places "
                 "that stay zero as a mask in a buffer."
             )
     _check_names(model)
@@ -166,7 +166,7 @@ def check_call(model: nn.Module, inputs: Inputs) -> None:
 
 
 def _check_names(model: nn.Module) -> None:
-    """Refuse a model whose state dict has other names than its tensors: nobody could say what a name stands for."""
+    """Refuse a model whose state dict has other names than its tensors: what a name stands for would be a guess."""
     states = {name for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
@@ -328,7 +328,7 @@ def _nodes(program: Any, sizes: _Sizes) -> Iterator[Node]:
     signature = program.graph_signature
     states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     constants = dict(signature.inputs_to_lifted_tensor_constants)
-    made: dict[Any, Node] = {}
+    nodes: dict[Any, Node] = {}
     for source in program.graph.nodes:
         node = Node(source.name, "call", module=_module_path(source))
         value = source.meta.get("val")
@@ -340,16 +340,16 @@ def _nodes(program: Any, sizes: _Sizes) -> Iterator[Node]:
         if source.op == "placeholder":
             _placeholder(node, source.name, states, constants, program)
         elif source.op == "output":
-            node.kind, node.arguments = "output", (_swap(source.args[0], made),)
+            node.kind, node.arguments = "output", (_swap(source.args[0], nodes),)
         else:
             node.operation, node.function = str(source.target), source.target
             if source.target is operator.getitem:
                 node.operation = "getitem"
-            node.arguments = tuple(_swap(argument, made) for argument in source.args)
-            node.options = {key: _swap(argument, made) for key, argument in source.kwargs.items()}
+            node.arguments = tuple(_swap(argument, nodes) for argument in source.args)
+            node.options = {key: _swap(argument, nodes) for key, argument in source.kwargs.items()}
         for parent in node.parents():
             parent.users.append(node)
-        made[source] = node
+        nodes[source] = node
         yield node
 
 
@@ -370,13 +370,13 @@ def _module_path(source: Any) -> str:
     return _unwrapped(str(list(stack.values())[-1][0])) if stack else ""
 
 
-def _swap(value: Any, made: dict[Any, Node]) -> Any:
+def _swap(value: Any, nodes: dict[Any, Node]) -> Any:
     if isinstance(value, torch.fx.Node):
-        return made[value]
+        return nodes[value]
     if isinstance(value, tuple | list):
-        return tuple(_swap(item, made) for item in value)
+        return tuple(_swap(item, nodes) for item in value)
     if isinstance(value, dict):
-        return {key: _swap(item, made) for key, item in value.items()}
+        return {key: _swap(item, nodes) for key, item in value.items()}
     return value
 
 

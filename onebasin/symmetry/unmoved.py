@@ -63,19 +63,20 @@ def constants(model: nn.Module, graph: Graph, inputs: Inputs, frozen: Iterable[s
 def _with_ties(model: nn.Module, names: Iterable[str]) -> set[str]:
     first = shared_names(model)
     chosen = {first.get(name, name) for name in names}
-    return {name for name, own in first.items() if own in chosen}
+    return {name for name, tied in first.items() if tied in chosen}
 
 
 def _named(parameters: set[str], frozen: Iterable[str]) -> set[str]:
     held: set[str] = set()
     for wanted in [frozen] if isinstance(frozen, str) else frozen:
-        found = {name for name in parameters if name == wanted or name.startswith(f"{wanted}.")}
-        if not found:
+        matching = {name for name in parameters if name == wanted or name.startswith(f"{wanted}.")}
+        if not matching:
             listed = ", ".join(sorted(parameters)[:4])
             raise InputError(
-                f"expected names of parameters or modules to freeze ({listed}, ...), found {wanted!r}: choose others"
+                f"expected names of parameters or modules to freeze ({listed}, ...), found {wanted!r}: write for "
+                f"example {min(parameters)!r}"
             )
-        held |= found
+        held |= matching
     return held
 
 
@@ -167,26 +168,26 @@ def with_companions(symmetry: Symmetry, wanted: Companions | None, parameters: S
         parameters: the trained parameters of the model.
     """
     unread = dict.fromkeys(name for name, _, why in symmetry.rigid if why == UNREAD and name in parameters)
-    found: dict[str, tuple[str, str]] = {}
+    companions: dict[str, tuple[str, str]] = {}
     for name, value in (wanted or {}).items():
         pairs = _pairs(symmetry, name, value)
-        for own, (leader, _) in pairs.items():
-            if own not in unread:
+        for companion, (leader, _) in pairs.items():
+            if companion not in unread:
                 raise InputError(
-                    f"expected companions that the call does not read, found {own}, which it reads: leave it out, how "
-                    "it moves is found by itself"
+                    f"expected companions that the call does not read, found {companion}, which it reads: leave it "
+                    "out, how it moves is found by itself"
                 )
-            if symmetry.shapes[own] != symmetry.shapes[leader]:
+            if symmetry.shapes[companion] != symmetry.shapes[leader]:
                 raise InputError(
-                    f"expected companions of the shape of their tensor, found {own} {symmetry.shapes[own]} beside "
-                    f"{leader} {symmetry.shapes[leader]}: name another tensor"
+                    f"expected companions of the shape of their tensor, found {companion} {symmetry.shapes[companion]} "
+                    f"beside {leader} {symmetry.shapes[leader]}: name another tensor"
                 )
-        found |= pairs
+        companions |= pairs
     if not symmetry.spaces:
-        return replace(symmetry, companions=found)
+        return replace(symmetry, companions=companions)
     rigid = tuple(row for row in symmetry.rigid if row[0] not in unread)
-    said = _sentences(symmetry, [name for name in unread if name not in found])
-    return replace(symmetry, companions=found, rigid=rigid, unexplained=(*symmetry.unexplained, *said))
+    sentences = _sentences(symmetry, [name for name in unread if name not in companions])
+    return replace(symmetry, companions=companions, rigid=rigid, unexplained=(*symmetry.unexplained, *sentences))
 
 
 def _pairs(symmetry: Symmetry, name: str, value: tuple[str, str]) -> dict[str, tuple[str, str]]:
@@ -199,10 +200,10 @@ def _pairs(symmetry: Symmetry, name: str, value: tuple[str, str]) -> dict[str, t
     if name in symmetry.shapes and leader in symmetry.shapes:
         return {name: (leader, how)}
     pairs = {}
-    for own in symmetry.shapes:
-        module, dot, last = own.rpartition(".")
+    for tensor in symmetry.shapes:
+        module, dot, last = tensor.rpartition(".")
         if last == name and module + dot + leader in symmetry.shapes:
-            pairs[own] = (module + dot + leader, how)
+            pairs[tensor] = (module + dot + leader, how)
     if not pairs:
         raise InputError(
             f"expected companions among the tensors of the model, found no {name!r} beside a {leader!r}: give names as "
@@ -213,7 +214,7 @@ def _pairs(symmetry: Symmetry, name: str, value: tuple[str, str]) -> dict[str, t
 
 def _sentences(symmetry: Symmetry, unread: Sequence[str]) -> list[str]:
     moved = {leg.tensor: None for space in symmetry.spaces for leg in space.legs}
-    said, alone = [], []
+    sentences, alone = [], []
     for name in unread:
         module = name.rpartition(".")[0]
         twins = [
@@ -223,17 +224,17 @@ def _sentences(symmetry: Symmetry, unread: Sequence[str]) -> list[str]:
         if not twins:
             alone.append(name)
             continue
-        said.append(
+        sentences.append(
             f"{name}: {UNREAD} and stays as it is, but has the shape of {' and '.join(twins)}, which moves; if they "
             f"belong together, as a deviation beside a mean, say how: companions={{'{name}': ('{twins[0]}', "
             "'softplus')}, or 'std', 'log-std', 'value', 'mask'"
         )
     if alone:
-        said.append(
+        sentences.append(
             f"{', '.join(alone)}: not read by this call and left as they are; another call that reads them (a second "
             "head, an optional input) may change: discover with that call, or freeze them"
         )
-    return said
+    return sentences
 
 
 def moved_companion(moved: Tensor, factor: Tensor, how: str, kind: str, name: str) -> Tensor:

@@ -13,7 +13,7 @@ from onebasin.symmetry.axes import Fixed, Reason, Term
 from onebasin.symmetry.constraints import Constraints, Part, Value
 from onebasin.symmetry.rules.pointwise import add, alike, mul, passing
 from onebasin.symmetry.rules.rearrange import reshaped, unsqueeze
-from onebasin.symmetry.rules.reduce import beside, norm, statistic
+from onebasin.symmetry.rules.reduce import norm, statistic, unscaled
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.trace import Node
 
@@ -176,7 +176,7 @@ def max_pool(constraints: Constraints, node: Node, x: Value, size: Any, *_: Any,
     space = len(size) if isinstance(size, tuple | list) else len(x.shape) - 2
     pooled = in_space(constraints, node, x, shape[len(shape) - space :], sign=None)
     return (
-        (pooled, beside(constraints, node, pooled))
+        (pooled, unscaled(constraints, node, pooled))
         if "indices" in node.operation or "adaptive" in node.operation
         else pooled
     )
