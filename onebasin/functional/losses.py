@@ -89,9 +89,7 @@ def score(outputs: Tensor, targets: Tensor, loss: Loss = "cross-entropy") -> Sco
     elif loss == "mse":
         values = _squared(wide, targets)
     else:
-        raise InputError(
-            f'expected loss "cross-entropy", "mse" or a function, found {loss!r}: leave it out for classes'
-        )
+        raise InputError(f'expected loss "cross-entropy", "mse" or a function, found {loss!r}: give loss="mse"')
     mean = float(values.double().mean())
     if not math.isfinite(mean):
         bad = int((~torch.isfinite(wide)).sum())
@@ -185,7 +183,7 @@ def kind_of_targets(targets: Tensor, likelihood: str | None = None, noise: float
     if likelihood is not None:
         if likelihood not in KINDS:
             raise InputError(
-                f"expected a likelihood out of {', '.join(KINDS)}, found {likelihood!r}: write 'categorical' for classes"
+                f"expected a likelihood out of {', '.join(KINDS)}, found {likelihood!r}: write 'gaussian' for values"
             )
         if noise is not None and likelihood != "gaussian":
             raise InputError(

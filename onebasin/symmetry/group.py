@@ -310,7 +310,7 @@ class Symmetry:
         kinds = set(freedoms)
         if unknown := kinds - set(FREEDOMS):
             raise SymmetryError(
-                f"expected freedoms among {', '.join(FREEDOMS)}, found {sorted(unknown)}: write for example ('permutation',)"
+                f"expected freedoms among {', '.join(FREEDOMS)}, found {sorted(unknown)}: write ('permutation', 'sign')"
             )
         return generator, wanted, kinds
 

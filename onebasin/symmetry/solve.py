@@ -66,14 +66,14 @@ class System(Generic[Key]):
 
     def _find(self, key: Key) -> Key:
         parent = self._parent.setdefault(key, key)
-        while parent != key:
+        while parent is not key:  # roots are the objects that were stored first
             self._parent[key] = self._parent[parent]
             key, parent = parent, self._parent[parent]
         return key
 
     def _join(self, left: Key, right: Key) -> None:
         left, right = self._find(left), self._find(right)
-        if left != right:
+        if left is not right:
             self._parent[right] = left
             if right in self._zero:
                 self._zero.add(left)
