@@ -1,13 +1,10 @@
-"""Keyword options that are passed on in a dict: Python does not check their names, so we do."""
+"""Errors and warnings: one root class, one subclass per question that the user must answer; checks of option names."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
 from typing import ClassVar
-
-# ----------------------------------------------------------------------
-# One root class, and one subclass per question the user must answer.
 
 
 def first_line(error: BaseException, most: int = 200) -> str:
@@ -85,10 +82,6 @@ class OnebasinWarning(UserWarning):
 
 class StatisticsWarning(OnebasinWarning):
     """Where do running statistics come from? Networks compute with statistics that are not their own."""
-
-
-# ----------------------------------------------------------------------
-# Keyword options that are passed on in a dict: Python does not check their names, so we do.
 
 
 def check_options(options: Mapping[str, object], known: Collection[str], where: str) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Generic, TypeVar
@@ -351,11 +352,7 @@ def unread(constraints: Constraints, blocks: dict[Value, Blocks]) -> Iterator[tu
         if read and len(read) < len(list(blocks[value])):
             for block in blocks[value]:
                 if block not in read:
-                    yield value, block, min(sorted(read), key=lambda other: _differences(block, other))
-
-
-def _differences(left: Block, right: Block) -> int:
-    return sum(one != other for one, other in zip(left, right, strict=True))
+                    yield value, block, min(sorted(read), key=lambda other: sum(map(operator.ne, block, other)))
 
 
 def _heard(constraints: Constraints, blocks: dict[Value, Blocks]) -> dict[Value, set[Block]]:

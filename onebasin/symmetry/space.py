@@ -1,4 +1,4 @@
-"""One member of a symmetry group, as plain tensors."""
+"""Spaces of units, their legs in tensors, and elements of the group: plain data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import SymmetryError
-
-# ----------------------------------------------------------------------
-# Spaces of units and the legs they stand on: plain data.
-
 
 FREEDOMS = ("permutation", "scale", "sign", "norm-scale", "norm-sign")
 
@@ -119,10 +115,6 @@ class Space:
 
 def _grid(data: dict[str, Any]) -> Grid:
     return Grid(data["axis"], tuple(tuple(run) for run in data["runs"]), tuple(tuple(item) for item in data["rest"]))
-
-
-# ----------------------------------------------------------------------
-# One member of a symmetry group, as plain tensors.
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,8 @@
-"""Operations that cut an axis into pieces or put pieces together: slices, selections, concatenations, padding."""
+"""Operations that put entries elsewhere and compute nothing.
+
+Transpositions, broadcasts and flips reorder or repeat axes; views split axes into factors or merge them, in row-major
+order; slices, selections, concatenations and padding cut axes into pieces or join them.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +32,6 @@ from onebasin.symmetry.axes import (
 from onebasin.symmetry.constraints import Constraints, Index, Value, flat_index, unflat_index
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.trace import Node
-
-# ----------------------------------------------------------------------
-# Operations that put entries or axes into another order, or repeat them: transpositions, broadcasts, flips.
 
 
 def permutation(name: str, arguments: Sequence[Any], rank: int) -> list[int]:
@@ -151,10 +152,6 @@ def flip(constraints: Constraints, node: Node, x: Value, dims: Sequence[int]) ->
 
     constraints.move(x, out, turn, turn)
     return out
-
-
-# ----------------------------------------------------------------------
-# Views: the same entries in row-major order under another shape; axes are split into factors or merged.
 
 
 MANY = 16  # pieces
@@ -372,10 +369,6 @@ def pixel_shuffle(constraints: Constraints, node: Node, x: Value, factor: int) -
     order = [*range(rank), rank, rank + 3, rank + 1, rank + 4, rank + 2]
     turned = permuted(constraints, node, split_up, order)
     return reshaped(constraints, node, turned, (*batch, channels // factor**2, height * factor, width * factor))
-
-
-# ----------------------------------------------------------------------
-# Operations that cut an axis into pieces or put pieces together: slices, selections, concatenations, padding.
 
 
 @rule("slice")
