@@ -1,4 +1,4 @@
-"""Keyword options that are passed on in a dict: Python does not check their names, so we do."""
+"""Errors and warnings: one root class, one subclass per question that the user must answer; checks of option names."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
-# ----------------------------------------------------------------------
-# One root class, and one subclass per question the user must answer.
-
 
 def first_line(error: BaseException, most: int = 200) -> str:
-    r"""What somebody else's error says, as a part of our sentence.
+    r"""The first line of another library's error, as a part of our sentence.
 
     >>> first_line(ValueError("no such thing\nat line 3")), first_line(KeyError())
     ('no such thing', 'KeyError')
@@ -87,12 +84,8 @@ class StatisticsWarning(OnebasinWarning):
     """Where do running statistics come from? Networks compute with statistics that are not their own."""
 
 
-# ----------------------------------------------------------------------
-# Keyword options that are passed on in a dict: Python does not check their names, so we do.
-
-
 def check_options(options: Mapping[str, object], known: Collection[str], where: str) -> None:
-    """Raise `InputError` when an option has a name that nobody reads; a misspelt one would be ignored in silence.
+    """Raise `InputError` when an option has an unknown name: a misspelt one would be ignored in silence.
 
     >>> check_options({"loss": "mse"}, ["loss", "batch"], "barrier")
     >>> check_options({"los": "mse"}, ["loss", "batch"], "barrier")

@@ -77,9 +77,9 @@ def as_state(network: Mapping[str, Tensor] | nn.Module) -> State:
 
 def shared_names(model: nn.Module) -> dict[str, str]:
     """For each state-dict name the first name of the same tensor: tied weights have several."""
-    kept = model.state_dict(keep_vars=True)
+    tensors = model.state_dict(keep_vars=True)
     first: dict[int, str] = {}
-    return {name: first.setdefault(id(value), name) for name, value in kept.items() if isinstance(value, Tensor)}
+    return {name: first.setdefault(id(value), name) for name, value in tensors.items() if isinstance(value, Tensor)}
 
 
 def is_statistic(name: str) -> bool:
@@ -123,9 +123,9 @@ def spec_of(state: Mapping[str, Tensor]) -> Spec:
     """Return shape and dtype of each tensor, in the order of `state`."""
     wrong = [name for name, value in state.items() if not isinstance(value, Tensor) or value.layout != torch.strided]
     if wrong:
-        found = type(state[wrong[0]]).__name__
+        kind = type(state[wrong[0]]).__name__
         raise SpecError(
-            f"expected only dense tensors in a state, found {found} under {_listed(wrong)}: "
+            f"expected only dense tensors in a state, found {kind} under {_listed(wrong)}: "
             "remove or convert these entries"
         )
     return {name: TensorSpec(tuple(value.shape), value.dtype) for name, value in state.items()}
@@ -173,10 +173,10 @@ def spec_from_json(text: str) -> Spec:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name, None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
         raise ValueError(f"torch has no dtype {name!r}")
-    return found
+    return dtype
 
 
 def check_state(

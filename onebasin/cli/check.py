@@ -37,8 +37,7 @@ from onebasin.storage import (
     tensor_problems,
     unfinished,
 )
-from onebasin_papers.inspection import inspect_study
-from onebasin_papers.study import PARTS, PLAN
+from onebasin_papers.study import PARTS, SETTINGS_FILE, inspect_study
 
 _DEEP = 6  # folders below each other
 _JOURNAL = ".journal"
@@ -149,7 +148,7 @@ def _folder(folder: Path, depth: int) -> Iterator[Finding]:
         yield from _population(folder)
         return
     below = [entry for entry in entries if entry.is_dir() and not entry.is_symlink() and entry.name[0] != "."]
-    if (folder / PLAN).exists():
+    if (folder / SETTINGS_FILE).exists():
         yield from inspect_study(folder)
         below = [entry for entry in below if entry.name != PARTS]
     else:

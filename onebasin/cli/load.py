@@ -86,7 +86,7 @@ def load_object(reference: str) -> Any:
     found = _find(module, name, source)
     if not inspect.isfunction(found) and not inspect.isclass(found):
         return found
-    _refuse_arguments(found, name, source)
+    _check_no_arguments(found, name, source)
     return call_user_code(found, f"{name}() in {source}")
 
 

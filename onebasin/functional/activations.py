@@ -273,25 +273,25 @@ class Reader:
             seen = as_seen(self.model, state)
             dtype, device = floating_dtype(seen), next(iter(seen.values()), torch.zeros(())).device
             # Each tensor gets memory of its own, so that an address says which one an operand is a view of.
-            own = {name: value.clone(memory_format=torch.contiguous_format) for name, value in seen.items()}
-            tensors = {**fixed_buffers(self.model, device, dtype), **own}
+            copies = {name: value.clone(memory_format=torch.contiguous_format) for name, value in seen.items()}
+            tensors = {**fixed_buffers(self.model, device, dtype), **copies}
         return lambda call: self._read(tensors, moved(call, device, dtype))
 
     def _read(self, tensors: State, call: Call) -> Activations:
         sides = self.sides or dict.fromkeys(self.columns, READ)
-        found = self._run(tensors, call, sides)
-        left = [space for space in self.columns if space not in found]
+        parts = self._run(tensors, call, sides)
+        left = [space for space in self.columns if space not in parts]
         if left and not self.sides:
-            found |= self._run(tensors, call, dict.fromkeys(left, WRITTEN))
+            parts |= self._run(tensors, call, dict.fromkeys(left, WRITTEN))
         self.sides = self.sides or {space: WRITTEN if space in left else READ for space in self.columns}
-        return Activations(found)
+        return Activations(parts)
 
     def _run(self, tensors: State, call: Call, sides: Mapping[str, str]) -> dict[str, dict[Exponents, Tensor]]:
         observer = _Products(self, tensors, sides)
         with torch.inference_mode(False), undisturbed(self.model, call), _open_kernels(self.model), observer:
             run_with(self.model, tensors, call)
         joined = {space: _joined(pieces, self.columns[space]) for space, pieces in observer.pieces.items()}
-        return {space: found for space, found in joined.items() if found}
+        return {space: parts for space, parts in joined.items() if parts}
 
 
 @contextmanager

@@ -439,8 +439,8 @@ def _tensors_in(value: Any) -> list[Tensor]:
     return []
 
 
-def _copied(kept: Kept) -> Kept:
-    return {name: [tensor.detach().clone() for tensor in held] for name, held in kept.items()}
+def _copied(tensors: Kept) -> Kept:
+    return {name: [tensor.detach().clone() for tensor in held] for name, held in tensors.items()}
 
 
 def _differing(one: Kept, other: Kept) -> list[str]:
@@ -544,17 +544,17 @@ def _derived(model: nn.Module, call: Call) -> Iterator[tuple[str, list[str]]]:
     """Module paths and attributes that hold, after a call, what other weights would make differ."""
 
     def look() -> dict[str, Kept]:
-        return {path: _copied(kept) for path, module in model.named_modules() if (kept := _kept(module))}
+        return {path: _copied(tensors) for path, module in model.named_modules() if (tensors := _kept(module))}
 
     before = {path: _kept(module) for path, module in model.named_modules()}
     held = _after_call(model, call, {}, look)
-    if all(not _differing(before[path], kept) for path, kept in held.items()):
+    if all(not _differing(before[path], tensors) for path, tensors in held.items()):
         return
     changed = {name: tensor * 1.1 + 0.01 for name, tensor in _dense(model.state_dict()).items()}
     with contextlib.suppress(Exception):
         moved = _after_call(model, call, changed, look)
-        for path, kept in moved.items():
-            if names := _differing(held.get(path, {}), kept):
+        for path, tensors in moved.items():
+            if names := _differing(held.get(path, {}), tensors):
                 yield path, names
 
 
@@ -636,6 +636,7 @@ def one_tensor(model: nn.Module, result: Any) -> Tensor:
 
 
 Result = TypeVar("Result")
+BlockPass = Callable[[Mapping[str, Tensor], Call], Result]
 Pass = Callable[[Mapping[str, Tensor], Call], Tensor]  # (stacked members, arguments) -> (members, batch, ...)
 
 
@@ -647,11 +648,7 @@ class Vectorised(Generic[Result]):
         alone: each by itself, right for every model.
     """
 
-    def __init__(
-        self,
-        together: Callable[[Mapping[str, Tensor], Call], Result],
-        alone: Callable[[Mapping[str, Tensor], Call], Result],
-    ) -> None:
+    def __init__(self, together: BlockPass[Result], alone: BlockPass[Result]) -> None:
         """Try `together` first."""
         self.together, self.alone = together, alone
         self._refused = False

@@ -1,4 +1,4 @@
-"""Whether targets are classes or values; where the targets themselves leave it open, the user is asked."""
+"""Loss and error of a network on data; whether targets are classes or values, refused where they leave it open."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ from torch import Tensor, nn
 
 from onebasin.errors import InputError
 from onebasin.functional.call import BATCH, Bound, Inputs, batches, check_targets
-
-# ----------------------------------------------------------------------
-# Loss and error of a model with the weights of a State.
-
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 
@@ -93,7 +89,7 @@ def score(outputs: Tensor, targets: Tensor, loss: Loss = "cross-entropy") -> Sco
     elif loss == "mse":
         values = _squared(wide, targets)
     else:
-        raise InputError(f'expected loss "cross-entropy", "mse" or a function, found {loss!r}: choose one of them')
+        raise InputError(f'expected loss "cross-entropy", "mse" or a function, found {loss!r}: give loss="mse"')
     mean = float(values.double().mean())
     if not math.isfinite(mean):
         bad = int((~torch.isfinite(wide)).sum())
@@ -151,16 +147,12 @@ def _core(tensor: Tensor) -> tuple[int, ...]:
 def _checked(values: Tensor, examples: int) -> Tensor:
     """Refuse what is neither a mean nor one loss per example."""
     if not isinstance(values, Tensor) or (values.dim() and len(values) != examples):
-        found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        given = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise InputError(
-            f"expected a mean or one loss for each of {examples} examples from the loss function, found {found}: "
+            f"expected a mean or one loss for each of {examples} examples from the loss function, found {given}: "
             'use reduction="none" or "mean"'
         )
     return values.detach()
-
-
-# ----------------------------------------------------------------------
-# Whether targets are classes or values; where the targets themselves leave it open, the user is asked.
 
 
 KINDS = ("categorical", "bernoulli", "gaussian")
@@ -182,8 +174,8 @@ def kind_of_targets(targets: Tensor, likelihood: str | None = None, noise: float
 
     Args:
         targets: all of them, (examples, ...), of any type.
-        likelihood: one of `KINDS`, or None where nobody has said.
-        noise: the standard deviation of targets, or "learned"; None where nobody has said.
+        likelihood: one of `KINDS`; None decides by the targets.
+        noise: the standard deviation of targets, or "learned"; None where it is not given.
 
     Raises:
         InputError: there are two readings, or `likelihood` is none of `KINDS`, or contradicts `noise`.
@@ -191,7 +183,7 @@ def kind_of_targets(targets: Tensor, likelihood: str | None = None, noise: float
     if likelihood is not None:
         if likelihood not in KINDS:
             raise InputError(
-                f"expected a likelihood out of {', '.join(KINDS)}, found {likelihood!r}: choose one of them"
+                f"expected a likelihood out of {', '.join(KINDS)}, found {likelihood!r}: write 'gaussian' for values"
             )
         if noise is not None and likelihood != "gaussian":
             raise InputError(

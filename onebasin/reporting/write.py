@@ -73,8 +73,6 @@ def write_report(records: Record | Sequence[Record], folder: str | os.PathLike[s
         InputError: there is no record.
         DiskError: the folder cannot be written.
     """
-    from onebasin.storage import write_text
-
     wanted = [records] if isinstance(records, Record) else list(records)
     if not wanted:
         raise InputError("a report shows at least one record, found none: give the folder of a finished run")

@@ -5,7 +5,7 @@ from onebasin.symmetry.axes import Reason
 from onebasin.symmetry.discover import discover
 from onebasin.symmetry.group import Symmetry
 from onebasin.symmetry.rules.pointwise import passing
-from onebasin.symmetry.rules.reduce import beside, reduced
+from onebasin.symmetry.rules.reduce import reduced, unscaled
 from onebasin.symmetry.rules.registry import RULES, rule, rule_for
 from onebasin.symmetry.space import FREEDOMS, Element, Grid, Leg, Space
 from onebasin.symmetry.verify import Proof, verify
@@ -23,7 +23,6 @@ __all__ = [
     "Space",
     "Symmetry",
     "apply_block",
-    "beside",
     "discover",
     "labels",
     "passing",
@@ -31,5 +30,6 @@ __all__ = [
     "rule",
     "rule_for",
     "sources",
+    "unscaled",
     "verify",
 ]

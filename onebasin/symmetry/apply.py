@@ -1,15 +1,25 @@
-"""How an element acts on tensors.
+"""How an element acts on tensors, and the algebra of elements.
 
-Most legs concern one axis at a time: they are composed into one index vector and one factor vector per axis, so that
-a tensor is gathered once per axis. Legs whose order depends on an index of another axis (grouped convolutions,
-stacked experts) take a slower road through an index tensor of full size.
+A space of n units with parents p (a *copy* for each combination of their indices) acts on a tensor that holds both as
+
+    new[p, i] = factor[p, i]^power * old[sigma(p), order[p, i]],
+
+with sigma the orders of the parents. Orders and factors are written in the coordinates of the result, so legs of
+parents must be composed before those of their children: `Symmetry.legs_of` lists them in that order, and a gather by
+`index` after one by `before` is the gather by `before[index]`.
+
+Most legs concern one axis at a time. They are composed into one index vector and one factor vector per axis, so that a
+tensor is gathered once per axis and multiplied once, however many spaces meet on it, at the cost of copying it.
+Legs whose order depends on an index of another axis (grouped convolutions, stacked experts) go through an index tensor
+of full size, with 16 bytes for each entry. Gathers copy bits, so permutations are exact in any dtype; factors are
+computed in float64 and rounded once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,17 +27,12 @@ from torch import Tensor
 
 from onebasin.errors import SpecError, SymmetryError
 from onebasin.state import State
-from onebasin.symmetry.companions import moved_companion
-from onebasin.symmetry.constants import differing
 from onebasin.symmetry.space import Element
+from onebasin.symmetry.unmoved import differing, moved_companion
 
 if TYPE_CHECKING:
     from onebasin.symmetry.group import Symmetry
     from onebasin.symmetry.space import Grid, Leg, Space
-
-
-# ----------------------------------------------------------------------
-# The group's algebra: elements spread out over their symmetry, composed and inverted.
 
 
 class ExpandedElement:
@@ -75,11 +80,11 @@ class ExpandedElement:
         """The elements of members start to stop; a single element serves everyone."""
         if self.members is None:
             return self
-        made = object.__new__(ExpandedElement)
-        made.symmetry, made.members = self.symmetry, stop - start
-        made.orders = [order[start:stop] for order in self.orders]
-        made.factors = [factor[:, start:stop] for factor in self.factors]
-        return made
+        block = object.__new__(ExpandedElement)
+        block.symmetry, block.members = self.symmetry, stop - start
+        block.orders = [order[start:stop] for order in self.orders]
+        block.factors = [factor[:, start:stop] for factor in self.factors]
+        return block
 
     def narrow(self) -> Element:
         """Back to an Element."""
@@ -149,11 +154,11 @@ def compose(left: ExpandedElement, right: ExpandedElement) -> Element:
         left = _spread(left, right.many)
     elif right.members is None and left.members is not None:
         right = _spread(right, left.many)
-    made = left.block(0, left.many) if left.members is not None else _spread(left, 1)
-    made.members = left.members
+    composed = left.block(0, left.many) if left.members is not None else _spread(left, 1)
+    composed.members = left.members
     for number, space in enumerate(left.symmetry.spaces):
         picked = sources(left, number)
-        made.orders[number] = (
+        composed.orders[number] = (
             right.orders[number]
             .reshape(left.many, picked.shape[1])
             .gather(1, picked)
@@ -161,40 +166,38 @@ def compose(left: ExpandedElement, right: ExpandedElement) -> Element:
         )
         count = len(space.generators)
         moved = right.factors[number].reshape(count, left.many, picked.shape[1]).gather(2, picked.expand(count, -1, -1))
-        made.factors[number] = left.factors[number] * moved.reshape(left.factors[number].shape)
-    return made.narrow()
+        composed.factors[number] = left.factors[number] * moved.reshape(left.factors[number].shape)
+    return composed.narrow()
 
 
-def invert(wide: ExpandedElement) -> Element:
-    """The element that undoes `wide`."""
-    made = _spread(wide, wide.many)
-    made.members = wide.members
-    for number, space in enumerate(wide.symmetry.spaces):
-        picked = sources(wide, number)
-        units = torch.arange(space.size).expand(wide.orders[number].shape).reshape(wide.many, -1)
-        made.orders[number] = torch.empty_like(units).scatter(1, picked, units).reshape(wide.orders[number].shape)
-        inverse = 1 / wide.factors[number].reshape(len(space.generators), wide.many, picked.shape[1])
+def invert(expanded: ExpandedElement) -> Element:
+    """The element that undoes `expanded`."""
+    inverted = _spread(expanded, expanded.many)
+    inverted.members = expanded.members
+    for number, space in enumerate(expanded.symmetry.spaces):
+        picked = sources(expanded, number)
+        units = torch.arange(space.size).expand(expanded.orders[number].shape).reshape(expanded.many, -1)
+        inverted.orders[number] = (
+            torch.empty_like(units).scatter(1, picked, units).reshape(expanded.orders[number].shape)
+        )
+        inverse = 1 / expanded.factors[number].reshape(len(space.generators), expanded.many, picked.shape[1])
         scattered = torch.empty_like(inverse).scatter(2, picked.expand_as(inverse), inverse)
-        made.factors[number] = scattered.reshape(wide.factors[number].shape)
-    return made.narrow()
+        inverted.factors[number] = scattered.reshape(expanded.factors[number].shape)
+    return inverted.narrow()
 
 
-def sources(wide: ExpandedElement, number: int) -> Tensor:
+def sources(expanded: ExpandedElement, number: int) -> Tensor:
     """(M, copies * n): where in old coordinates (copy, unit) each new unit came from."""
-    size = wide.symmetry.spaces[number].size
-    return (wide.origin(number)[:, :, None] * size + wide.orders[number]).reshape(wide.many, -1)
+    size = expanded.symmetry.spaces[number].size
+    return (expanded.origin(number)[:, :, None] * size + expanded.orders[number]).reshape(expanded.many, -1)
 
 
-def _spread(wide: ExpandedElement, many: int) -> ExpandedElement:
-    made = object.__new__(ExpandedElement)
-    made.symmetry, made.members = wide.symmetry, many
-    made.orders = [order.expand(many, *order.shape[1:]).clone() for order in wide.orders]
-    made.factors = [factor.expand(factor.shape[0], many, *factor.shape[2:]).clone() for factor in wide.factors]
-    return made
-
-
-# ----------------------------------------------------------------------
-# How an element acts on tensors.
+def _spread(expanded: ExpandedElement, many: int) -> ExpandedElement:
+    spread = object.__new__(ExpandedElement)
+    spread.symmetry, spread.members = expanded.symmetry, many
+    spread.orders = [order.expand(many, *order.shape[1:]).clone() for order in expanded.orders]
+    spread.factors = [factor.expand(factor.shape[0], many, *factor.shape[2:]).clone() for factor in expanded.factors]
+    return spread
 
 
 CHUNK_BYTES = 1 << 26
@@ -204,62 +207,63 @@ Action = tuple[int, Tensor | None, Tensor | None]
 KINDS = ("value", "std", "variance", "mask", "gradient", "squared-gradient")
 
 
-def apply(wide: ExpandedElement, state: Mapping[str, Tensor], kind: str) -> State:
+def apply(expanded: ExpandedElement, state: Mapping[str, Tensor], kind: str) -> State:
     """Act on one network."""
-    if wide.members is not None:
+    if expanded.members is not None:
         raise SymmetryError(
-            f"a batch of {wide.members} elements cannot act on one State; take element.member(i), or give a Population."
+            f"a batch of {expanded.members} elements cannot act on one State; take element.member(i), or give a "
+            "Population."
         )
-    return _apply(wide, state, kind, stacked=False)
+    return _apply(expanded, state, kind, stacked=False)
 
 
-def apply_block(wide: ExpandedElement, stacked: Mapping[str, Tensor], start: int, kind: str) -> State:
+def apply_block(expanded: ExpandedElement, stacked: Mapping[str, Tensor], start: int, kind: str) -> State:
     """Act on a block of stacked networks that begins with member `start`."""
     many = len(next(iter(stacked.values())))
-    return _apply(wide.block(start, start + many), stacked, kind, stacked=True)
+    return _apply(expanded.block(start, start + many), stacked, kind, stacked=True)
 
 
-def _apply(wide: ExpandedElement, state: Mapping[str, Tensor], kind: str, stacked: bool) -> State:
+def _apply(expanded: ExpandedElement, state: Mapping[str, Tensor], kind: str, stacked: bool) -> State:
     if kind not in KINDS:
         raise SymmetryError(f"kind must be one of {', '.join(KINDS)}, found {kind!r}.")
-    if kind == "value" and any(wide.active) and (name := differing(wide.symmetry.frozen, state, int(stacked))):
+    if kind == "value" and any(expanded.active) and (name := differing(expanded.symmetry.frozen, state, int(stacked))):
         raise SymmetryError(
             f"the constant {name!r} had equal entries where the symmetry was found, and has others here; discover the "
             "symmetry of the model with the constants of these networks."
         )
-    made = {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in state.items()}
-    for name, legs in wide.symmetry.legs_of.items():
-        tensor = made.get(name)
-        expected = tuple(wide.symmetry.shapes.get(name, ()))
-        found = None if tensor is None else tuple(tensor.shape[1 if stacked else 0 :])
-        if tensor is None or (expected and found != expected):
+    result = {name: tensor.detach() if tensor.requires_grad else tensor for name, tensor in state.items()}
+    for name, legs in expanded.symmetry.legs_of.items():
+        tensor = result.get(name)
+        expected = tuple(expanded.symmetry.shapes.get(name, ()))
+        shape = None if tensor is None else tuple(tensor.shape[1 if stacked else 0 :])
+        if tensor is None or (expected and shape != expected):
             raise SpecError(
                 f"tensor {name!r} should have shape {expected} but "
-                + ("is missing" if tensor is None else f"has {found}")
+                + ("is missing" if tensor is None else f"has {shape}")
                 + "; give a state of the model whose symmetry this is."
             )
-        moving = [(number, leg) for number, leg in legs if wide.active[number]]
+        moving = [(number, leg) for number, leg in legs if expanded.active[number]]
         if moving:
-            moved = _move(wide, tensor if stacked else tensor[None], moving, kind)
-            made[name] = moved if stacked else moved[0]
-    for name, (leader, how) in wide.symmetry.companions.items():
-        moving = [(number, leg) for number, leg in wide.symmetry.legs_of.get(leader, []) if wide.active[number]]
-        if moving and name in made:
-            tensor = made[name] if stacked else made[name][None]
-            factor = _move(wide, torch.ones_like(tensor, dtype=torch.float64), moving, "value")
-            moved = moved_companion(_move(wide, tensor, moving, "mask"), factor, how, kind, name)
-            made[name] = moved if stacked else moved[0]
-    return made
+            moved = _move(expanded, tensor if stacked else tensor[None], moving, kind)
+            result[name] = moved if stacked else moved[0]
+    for name, (leader, how) in expanded.symmetry.companions.items():
+        moving = [(number, leg) for number, leg in expanded.symmetry.legs_of.get(leader, []) if expanded.active[number]]
+        if moving and name in result:
+            tensor = result[name] if stacked else result[name][None]
+            factor = _move(expanded, torch.ones_like(tensor, dtype=torch.float64), moving, "value")
+            moved = moved_companion(_move(expanded, tensor, moving, "mask"), factor, how, kind, name)
+            result[name] = moved if stacked else moved[0]
+    return result
 
 
-def _move(wide: ExpandedElement, tensor: Tensor, legs: list[tuple[int, Leg]], kind: str) -> Tensor:
+def _move(expanded: ExpandedElement, tensor: Tensor, legs: list[tuple[int, Leg]], kind: str) -> Tensor:
     """Act on one stacked tensor (N, *shape)."""
     if any(leg.within or any(grid.axis != leg.axis for grid in leg.over) for _, leg in legs):
-        return _move_slowly(wide, tensor, legs, kind)
+        return _move_slowly(expanded, tensor, legs, kind)
     shape = tensor.shape[1:]
     actions: list[Action] = []
     for axis in sorted({leg.axis for _, leg in legs}):
-        index, factor = _axis_action(wide, [(number, leg) for number, leg in legs if leg.axis == axis], shape[axis])
+        index, factor = _axis_action(expanded, [(number, leg) for number, leg in legs if leg.axis == axis], shape[axis])
         if factor is not None:
             factor = factor.reshape(-1, *[size if a == axis else 1 for a, size in enumerate(shape)])
         actions.append((axis + 1, index if index is None else index.to(tensor.device), factor))
@@ -310,59 +314,70 @@ def _stretch(tensor: Tensor, factors: list[Tensor], legs: list[tuple[int, Leg]],
 
 
 def _axis_action(
-    wide: ExpandedElement, legs: list[tuple[int, Leg]], length: int
+    expanded: ExpandedElement, legs: list[tuple[int, Leg]], length: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """Index vector and factor vector of an axis, (M, length) each; None where nothing happens."""
     index: Tensor | None = None
     factor: Tensor | None = None
     for number, leg in legs:
-        space = wide.symmetry.spaces[number]
+        space = expanded.symmetry.spaces[number]
         places = positions(leg.grid)
-        copies = _copies(space, leg, places, length)
+        copies = _copies(space.parents, leg.grid, leg.over, length, torch.get_default_device())
         if space.permutable:
-            before = torch.arange(length).expand(wide.many, -1) if index is None else index
-            order = wide.orders[number][:, copies]  # (M, rest, n)
-            sources = places.expand(wide.many, -1, -1).gather(2, order)
+            before = torch.arange(length).expand(expanded.many, -1) if index is None else index
+            order = expanded.orders[number][:, copies]  # (M, rest, n)
+            sources = places.expand(expanded.many, -1, -1).gather(2, order)
             index = before.clone()
-            index[:, places.reshape(-1)] = before.gather(1, sources.reshape(wide.many, -1))
+            index[:, places.reshape(-1)] = before.gather(1, sources.reshape(expanded.many, -1))
         if any(leg.powers):
-            factor = torch.ones(wide.many, length, dtype=torch.float64) if factor is None else factor
-            factor[:, places.reshape(-1)] *= _powered(wide, number, leg)[:, copies].reshape(wide.many, -1)
+            factor = torch.ones(expanded.many, length, dtype=torch.float64) if factor is None else factor
+            factor[:, places.reshape(-1)] *= _powered(expanded, number, leg)[:, copies].reshape(expanded.many, -1)
     return index, factor
 
 
-def _powered(wide: ExpandedElement, number: int, leg: Leg) -> Tensor:
+def _powered(expanded: ExpandedElement, number: int, leg: Leg) -> Tensor:
     """Product over generators of factor^power: (M, copies, n)."""
-    made = torch.ones(wide.orders[number].shape, dtype=torch.float64)
+    product = torch.ones(expanded.orders[number].shape, dtype=torch.float64)
     for generator, power in enumerate(leg.powers):
         if power:
-            made = made * wide.factors[number][generator] ** power
-    return made
+            product = product * expanded.factors[number][generator] ** power
+    return product
 
 
 def positions(grid: Grid) -> Tensor:
-    """Positions along the axis: (rest, n)."""
-    units = torch.cat([start + step * torch.arange(count) for start, count, step in grid.runs])
-    rest = torch.zeros(1, dtype=torch.long)
-    for size, step in grid.rest:
-        rest = (rest[:, None] + step * torch.arange(size)).reshape(-1)
-    return rest[:, None] + units
+    """Positions along the axis: (rest, n). The result is shared between calls: it must not be written to."""
+    return _positions(grid, torch.get_default_device())
+
+
+@lru_cache(maxsize=1024)
+def _positions(grid: Grid, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # tensors that are made in that mode cannot be used outside
+        units = torch.cat([start + step * torch.arange(count) for start, count, step in grid.runs])
+        rest = torch.zeros(1, dtype=torch.long)
+        for size, step in grid.rest:
+            rest = (rest[:, None] + step * torch.arange(size)).reshape(-1)
+        return rest[:, None] + units
 
 
 def labels(grid: Grid, length: int) -> Tensor:
     """For each position of an axis the number of the unit that stands there, -1 for none."""
-    found = torch.full((length,), -1, dtype=torch.long)
+    units = torch.full((length,), -1, dtype=torch.long)
     places = positions(grid)
-    found[places] = torch.arange(places.shape[1]).expand_as(places)
-    return found
+    units[places] = torch.arange(places.shape[1]).expand_as(places)
+    return units
 
 
-def _copies(space: Space, leg: Leg, places: Tensor, length: int) -> Tensor:
-    """Which copy of the space stands in each row of `places`: (rest,). All parents lie on the leg's own axis."""
-    copy = torch.zeros(len(places), dtype=torch.long)
-    for (_, size), grid in zip(space.parents, leg.over, strict=True):
-        copy = copy * size + labels(grid, length)[places[:, 0]]
-    return copy
+@lru_cache(maxsize=1024)
+def _copies(
+    parents: tuple[tuple[str, int], ...], grid: Grid, over: tuple[Grid, ...], length: int, device: torch.device
+) -> Tensor:
+    """Which copy of a space stands in each row of `positions(grid)`: (rest,). All parents lie on the same axis."""
+    with torch.inference_mode(False):
+        places = positions(grid)
+        copy = torch.zeros(len(places), dtype=torch.long)
+        for (_, size), parent in zip(parents, over, strict=True):
+            copy = copy * size + labels(parent, length)[places[:, 0]]
+        return copy
 
 
 def _take(tensor: Tensor, axis: int, index: Tensor, out: Tensor) -> Tensor:
@@ -380,29 +395,29 @@ def _take(tensor: Tensor, axis: int, index: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def _move_slowly(wide: ExpandedElement, tensor: Tensor, legs: list[tuple[int, Leg]], kind: str) -> Tensor:
+def _move_slowly(expanded: ExpandedElement, tensor: Tensor, legs: list[tuple[int, Leg]], kind: str) -> Tensor:
     """Act through an index tensor of full size, one element at a time."""
     shape = tensor.shape[1:]
     moved = []
-    for member in range(wide.many):
+    for member in range(expanded.many):
         source = torch.arange(shape.numel()).reshape(shape)
         factor = torch.ones(shape, dtype=torch.float64)
         for number, leg in legs:
-            powered = _powered(wide, number, leg)[member]
-            for place, copies in _regions(wide.symmetry.spaces[number], leg, shape):
+            powered = _powered(expanded, number, leg)[member]
+            for place, copies in _regions(expanded.symmetry.spaces[number], leg, shape):
                 rows = source[place].movedim(leg.axis, -1)
                 split = rows.reshape(*rows.shape[:-1], len(copies), -1)
-                order = wide.orders[number][member][copies].expand(split.shape)
+                order = expanded.orders[number][member][copies].expand(split.shape)
                 source[place] = split.gather(-1, order).reshape(rows.shape).movedim(-1, leg.axis)
                 stretch = powered[copies].reshape([-1 if axis == leg.axis else 1 for axis in range(len(shape))])
                 factor[place] *= stretch
-        chosen = tensor if wide.members is None else tensor[member : member + 1]
+        chosen = tensor if expanded.members is None else tensor[member : member + 1]
         out = (
             chosen.reshape(len(chosen), -1).index_select(1, source.reshape(-1).to(tensor.device)).reshape(chosen.shape)
         )
         _stretch(out, [factor[None]], legs, kind)
         moved.append(out)
-    return moved[0] if wide.members is None else torch.cat(moved)
+    return moved[0] if expanded.members is None else torch.cat(moved)
 
 
 def _regions(space: Space, leg: Leg, shape: torch.Size) -> Iterator[tuple[tuple[Tensor, ...], Tensor]]:
@@ -417,13 +432,13 @@ def _regions(space: Space, leg: Leg, shape: torch.Size) -> Iterator[tuple[tuple[
         if grid.axis != leg.axis:
             outside.setdefault(grid.axis, []).append((position, labels(grid, shape[grid.axis])))
     cells: list[tuple[list[Tensor], dict[int, int]]] = [(ranges, {})]
-    for axis, found in outside.items():
+    for axis, grids in outside.items():
         grown = []
         for old, known in cells:
-            keys = torch.stack([label[old[axis]] for _, label in found])
+            keys = torch.stack([label[old[axis]] for _, label in grids])
             for key in keys.unique(dim=1).T:
                 inside = old[axis][(keys == key[:, None]).all(0)]
-                news = {**known, **{position: int(k) for (position, _), k in zip(found, key, strict=True)}}
+                news = {**known, **{position: int(k) for (position, _), k in zip(grids, key, strict=True)}}
                 grown.append(([*old[:axis], inside, *old[axis + 1 :]], news))
         cells = grown
     for chosen, known in cells:
@@ -431,8 +446,8 @@ def _regions(space: Space, leg: Leg, shape: torch.Size) -> Iterator[tuple[tuple[
             continue
         copy = torch.zeros(len(places), dtype=torch.long)
         for position, ((_, size), grid) in enumerate(zip(space.parents, leg.over, strict=True)):
-            own = (
+            index = (
                 labels(grid, shape[leg.axis])[places[:, 0]] if position not in known else torch.tensor(known[position])
             )
-            copy = copy * size + own
+            copy = copy * size + index
         yield torch.meshgrid(*chosen, indexing="ij"), copy

@@ -1,4 +1,4 @@
-"""One member of a symmetry group, as plain tensors."""
+"""Spaces of units, their legs in tensors, and elements of the group: plain data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,6 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import SymmetryError
-
-# ----------------------------------------------------------------------
-# Spaces of units and the legs they stand on: plain data.
-
 
 FREEDOMS = ("permutation", "scale", "sign", "norm-scale", "norm-sign")
 
@@ -63,7 +59,7 @@ class Space:
         size: number of units.
         permutable: whether units may change places.
         generators: kind of each scale or sign freedom, one factor per unit each.
-        parents: (name, size) of each axis that the space is fibred over; a name that is no space is a rigid axis.
+        parents: (name, size) of each axis that the space is nested in; a name that is no space is a rigid axis.
         legs: the tensor axes it is tied to.
     """
 
@@ -94,9 +90,9 @@ class Space:
 
     def without(self, gone: Collection[str]) -> Space:
         """The same space with some kinds of freedom taken away."""
-        kept = [number for number, kind in enumerate(self.generators) if kind not in gone]
-        legs = tuple(replace(leg, powers=tuple(leg.powers[number] for number in kept)) for leg in self.legs)
-        generators = tuple(self.generators[number] for number in kept)
+        remaining = [number for number, kind in enumerate(self.generators) if kind not in gone]
+        legs = tuple(replace(leg, powers=tuple(leg.powers[number] for number in remaining)) for leg in self.legs)
+        generators = tuple(self.generators[number] for number in remaining)
         return replace(self, permutable=self.permutable and "permutation" not in gone, generators=generators, legs=legs)
 
     @staticmethod
@@ -119,10 +115,6 @@ class Space:
 
 def _grid(data: dict[str, Any]) -> Grid:
     return Grid(data["axis"], tuple(tuple(run) for run in data["runs"]), tuple(tuple(item) for item in data["rest"]))
-
-
-# ----------------------------------------------------------------------
-# One member of a symmetry group, as plain tensors.
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,16 @@
 """Trace a module into a graph of functional aten operations; the only file that knows `torch.export`.
 
-The module is exported in evaluation mode, because that is the function whose symmetries we look for: dropout is the
-identity and batch norm uses its running statistics. Mode, hooks and attributes of the user's module are left as they
-were.
+The function is traced, not the tree of modules: `nn.ReLU`, `F.relu` and an overloaded operator become one operation, a
+module that is called twice appears twice, and a weight that a line of a forward function uses is seen. Decomposed to
+core aten, about 65 operations make up all common architectures, so one rule per operation covers them. In functional
+form nothing is written in place: a node's value depends on its arguments alone, which is what rules rely on.
+
+The module is exported in evaluation mode, because dropout is the identity there and batch norm an affine map; what
+training mode adds is left to the proof by evaluation. Mode, hooks and attributes of the user's module are left as they
+were. What torch refuses is tried again: first with views that may copy (decompositions change strides), then by a
+strict export. A size that depends on values gets a prime of its own (`_Sizes`).
+
+Cost: one export per traced example, 0.1 to 0.6 s for small networks, which is three quarters of a discovery.
 """
 
 from __future__ import annotations
@@ -109,6 +117,7 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
 
 def joined(graphs: Sequence[Graph]) -> Graph:
     """Several traces of one model as one graph with several outputs: what keeps all of them keeps each."""
+    # A symmetry of a graph with several outputs keeps each of them, so joining intersects the groups exactly.
     where = next((graph.open_sizes for graph in graphs if graph.open_sizes), "")
     nodes = tuple(node for graph in graphs for node in graph.nodes)
     return Graph(nodes, graphs[0].shared, graphs[0].entangled, where)
@@ -136,9 +145,9 @@ def check_call(model: nn.Module, inputs: Inputs) -> None:
         raise InputError(f"{type(model).__name__} only distributes a module; give the module itself: model.module.")
     for name, parameter in model.named_parameters():
         if parameter.layout != torch.strided:
-            found = str(parameter.layout).removeprefix("torch.")
+            layout = str(parameter.layout).removeprefix("torch.")
             raise InputError(
-                f"expected dense parameters, found {name} stored as {found}: store it with to_dense(), and the places "
+                f"expected dense parameters, found {name} stored as {layout}: store it with to_dense(), and the places "
                 "that stay zero as a mask in a buffer."
             )
     _check_names(model)
@@ -157,7 +166,7 @@ def check_call(model: nn.Module, inputs: Inputs) -> None:
 
 
 def _check_names(model: nn.Module) -> None:
-    """Refuse a model whose state dict has other names than its tensors: nobody could say what a name stands for."""
+    """Refuse a model whose state dict has other names than its tensors: what a name stands for would be a guess."""
     states = {name for name, value in model.state_dict().items() if isinstance(value, Tensor)}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     buffers = {name for name, _ in model.named_buffers(remove_duplicate=False)}
@@ -319,7 +328,7 @@ def _nodes(program: Any, sizes: _Sizes) -> Iterator[Node]:
     signature = program.graph_signature
     states = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     constants = dict(signature.inputs_to_lifted_tensor_constants)
-    made: dict[Any, Node] = {}
+    nodes: dict[Any, Node] = {}
     for source in program.graph.nodes:
         node = Node(source.name, "call", module=_module_path(source))
         value = source.meta.get("val")
@@ -331,16 +340,16 @@ def _nodes(program: Any, sizes: _Sizes) -> Iterator[Node]:
         if source.op == "placeholder":
             _placeholder(node, source.name, states, constants, program)
         elif source.op == "output":
-            node.kind, node.arguments = "output", (_swap(source.args[0], made),)
+            node.kind, node.arguments = "output", (_swap(source.args[0], nodes),)
         else:
             node.operation, node.function = str(source.target), source.target
             if source.target is operator.getitem:
                 node.operation = "getitem"
-            node.arguments = tuple(_swap(argument, made) for argument in source.args)
-            node.options = {key: _swap(argument, made) for key, argument in source.kwargs.items()}
+            node.arguments = tuple(_swap(argument, nodes) for argument in source.args)
+            node.options = {key: _swap(argument, nodes) for key, argument in source.kwargs.items()}
         for parent in node.parents():
             parent.users.append(node)
-        made[source] = node
+        nodes[source] = node
         yield node
 
 
@@ -361,13 +370,13 @@ def _module_path(source: Any) -> str:
     return _unwrapped(str(list(stack.values())[-1][0])) if stack else ""
 
 
-def _swap(value: Any, made: dict[Any, Node]) -> Any:
+def _swap(value: Any, nodes: dict[Any, Node]) -> Any:
     if isinstance(value, torch.fx.Node):
-        return made[value]
+        return nodes[value]
     if isinstance(value, tuple | list):
-        return tuple(_swap(item, made) for item in value)
+        return tuple(_swap(item, nodes) for item in value)
     if isinstance(value, dict):
-        return {key: _swap(item, made) for key, item in value.items()}
+        return {key: _swap(item, nodes) for key, item in value.items()}
     return value
 
 

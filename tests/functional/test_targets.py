@@ -72,7 +72,10 @@ def test_the_remedies_of_the_question_work() -> None:
     assert ob.evaluate(two_outputs(), found, (X, LABELS), n_resamples=10).in_distribution["accuracy"].value > 0.9
     said = {"likelihood": "bernoulli"}
     one = sample(nn.Linear(3, 1), (X, LABELS.float()), "ensemble", epochs=50, lr=0.05, **said)
-    assert ob.evaluate(nn.Linear(3, 1), one, (X, LABELS.float()), n_resamples=10, **said).in_distribution["accuracy"].value > 0.9
+    assert (
+        ob.evaluate(nn.Linear(3, 1), one, (X, LABELS.float()), n_resamples=10, **said).in_distribution["accuracy"].value
+        > 0.9
+    )
 
 
 @pytest.mark.parametrize("targets", [LABELS, LABELS.bool(), LABELS.int()], ids=["int64", "bool", "int32"])

@@ -135,7 +135,7 @@ def test_misuse_is_explained(symmetry: ob.Symmetry, model: nn.Sequential) -> Non
         symmetry.random(None)
     with pytest.raises(SymmetryError, match="there are: 0, 2"):
         symmetry.random(0, spaces=["one"])
-    with pytest.raises(SymmetryError, match="choose among"):
+    with pytest.raises(SymmetryError, match="expected freedoms among"):
         symmetry.random(0, freedoms=["rotation"])
     with pytest.raises(SymmetryError, match="at least one"):
         symmetry.random(0, members=0)

@@ -32,7 +32,7 @@ def _look_up(constraints: Constraints, node: Node, x: Value, axis: int, index: V
 def _follow(constraints: Constraints, node: Node, term: Term, index: Value) -> Term:
     """Tie an axis to the one whose positions `index` holds.
 
-    The units may then not be permuted differently for each index of another space (fibres): nobody checked that the
+    The units may then not be permuted differently for each index of another space (nesting): it is not checked that the
     address and what it addresses agree on that index. A value that holds the units alone forbids it.
     """
     assert index.points is not None
@@ -47,12 +47,12 @@ def _addressed(
     constraints.settle(x, node)
     for axis, index in gone.items():
         _look_up(constraints, node, x, axis, index)
-    kept = [axis for axis in range(len(x.shape)) if axis not in gone]
-    axes = [x.axes[axis] for axis in kept]
+    staying = [axis for axis in range(len(x.shape)) if axis not in gone]
+    axes = [x.axes[axis] for axis in staying]
     axes[where:where] = fresh
     out = constraints.value(axes, zero=x.zero, node=node)
     labels = [str(axis) for axis in range(len(x.shape))]
-    names = [labels[axis] for axis in kept]
+    names = [labels[axis] for axis in staying]
     names[where:where] = [f"fresh {i}" for i in range(len(fresh))]
     table = {**dict(zip(labels, x.axes, strict=True)), **dict(zip(names, axes, strict=True))}
     constraints.relate(out, names, [Part(x, tuple(labels))], table)
@@ -174,7 +174,7 @@ def index_put(
                 constraints.freeze(value, Reason("entries are written by a mask", node, explained=False))
             return constraints.fixed(x.shape)
         constraints.pin(mask)  # as in where(mask, values, x)
-        return alike(constraints, node, [x, values], beside=[mask])
+        return alike(constraints, node, [x, values], masks=[mask])
     constraints.settle(x, node)
     constraints.settle(values, node)
     used, where = _places(indices)
@@ -184,11 +184,11 @@ def index_put(
         constraints.rigid(x, axis, Reason("its entries are written by position", node))
         constraints.pin(x, axis)
     fresh = torch.broadcast_shapes(*[index.shape for index in used.values()])
-    kept = [axis for axis in range(len(x.shape)) if axis not in used]
-    names = [f"kept {axis}" for axis in kept]
+    staying = [axis for axis in range(len(x.shape)) if axis not in used]
+    names = [f"kept {axis}" for axis in staying]
     names[where:where] = [f"written {i}" for i in range(len(fresh))]
     names = names[len(names) - len(values.shape) :]
-    table: dict[str, Term] = {f"kept {axis}": x.axes[axis] for axis in kept}
+    table: dict[str, Term] = {f"kept {axis}": x.axes[axis] for axis in staying}
     labels = []
     for number, (name, term) in enumerate(zip(names, values.axes, strict=True)):
         if name in table and term.size == table[name].size:
@@ -199,7 +199,7 @@ def index_put(
             name = f"stretched {number}"
             table[name] = term
         labels.append(name)
-    axes = [table[f"kept {axis}"] if axis in kept else _position(x.shape[axis]) for axis in range(len(x.shape))]
+    axes = [table[f"kept {axis}"] if axis in staying else _position(x.shape[axis]) for axis in range(len(x.shape))]
     return _written(
         constraints, node, (x, axes), (values, labels), table, [f"kept {axis}" for axis in range(len(axes))]
     )
@@ -260,8 +260,8 @@ def scatter(
     for value in (x, index, values):
         constraints.settle(value, node)
     dim = dim % len(x.shape) if x.shape else 0
-    others = [axis for axis in range(len(x.shape)) if axis != dim]
-    if not x.shape or values.shape != index.shape or any(index.shape[axis] != x.shape[axis] for axis in others):
+    other_axes = [axis for axis in range(len(x.shape)) if axis != dim]
+    if not x.shape or values.shape != index.shape or any(index.shape[axis] != x.shape[axis] for axis in other_axes):
         for value in (x, index, values):
             constraints.freeze(value, Reason("a scatter writes a part of it", node, explained=False))
         return constraints.fixed(x.shape)
@@ -269,7 +269,7 @@ def scatter(
     constraints.pin(x, dim)
     table = {
         str(axis): constraints.tie(constraints.tie(x.axes[axis], values.axes[axis], node), index.axes[axis], node)
-        for axis in others
+        for axis in other_axes
     }
     reason = Reason("its entries are written by position", node)
     # Of several entries for one place the last one stays, so that their order matters: unless they are added up or all

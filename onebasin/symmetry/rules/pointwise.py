@@ -102,10 +102,10 @@ def alike(
     node: Node,
     operands: Sequence[Value],
     powers: tuple[Power, Power] = (1, 1),
-    beside: Sequence[Value] = (),
+    masks: Sequence[Value] = (),
 ) -> Value:
-    """Operands added or chosen between: all carry the exponents of the result; those `beside` are only kept in step."""
-    axes, labels, table = broadcast(constraints, node, [*operands, *beside])
+    """Operands added or chosen between: all carry the exponents of the result; `masks` are only walked in step."""
+    axes, labels, table = broadcast(constraints, node, [*operands, *masks])
     out = constraints.value(axes, zero=all(operand.zero for operand in operands), node=node)
     for operand, names in zip(operands, labels, strict=False):
         constraints.relate(out, [str(i) for i in range(len(axes))], [Part(operand, names, *powers)], table)
@@ -212,7 +212,7 @@ def equal(constraints: Constraints, node: Node, x: Value, y: Any) -> Value:
         wide = next((len(count.shape) - axis for axis, size in enumerate(count.shape) if size > 1), 0)
         alone = wide and (len(index.shape) < wide or index.shape[-wide] == 1)
         if count.counts and alone and index.points.size == count.shape[-wide]:
-            constraints.value([index.points], node=node)  # as in a lookup: no fibres
+            constraints.value([index.points], node=node)  # as in a lookup: no nesting
             code = constraints.value([index.points, *[Uniform(1)] * (wide - 1)], node=node)
             return passing(constraints, node, [index, code], [(0, 0), (None, None)])
     for value in tensors(x, y):
@@ -240,4 +240,4 @@ def dropout(constraints: Constraints, node: Node, x: Value, *_: Any) -> tuple[Va
 def where(constraints: Constraints, node: Node, condition: Value, x: Value, y: Value) -> Value:
     """A choice between two tensors; the condition itself carries no factor."""
     constraints.pin(condition)
-    return alike(constraints, node, [x, y], beside=[condition])
+    return alike(constraints, node, [x, y], masks=[condition])

@@ -1,4 +1,8 @@
-"""Operations that cut an axis into pieces or put pieces together: slices, selections, concatenations, padding."""
+"""Operations that put entries elsewhere and compute nothing.
+
+Transpositions, broadcasts and flips reorder or repeat axes; views split axes into factors or merge them, in row-major
+order; slices, selections, concatenations and padding cut axes into pieces or join them.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +32,6 @@ from onebasin.symmetry.axes import (
 from onebasin.symmetry.constraints import Constraints, Index, Value, flat_index, unflat_index
 from onebasin.symmetry.rules.registry import rule
 from onebasin.symmetry.trace import Node
-
-# ----------------------------------------------------------------------
-# Operations that put entries or axes into another order, or repeat them: transpositions, broadcasts, flips.
 
 
 def permutation(name: str, arguments: Sequence[Any], rank: int) -> list[int]:
@@ -78,16 +79,16 @@ def unsqueeze(constraints: Constraints, node: Node, x: Value, dim: int) -> Value
 def squeeze(constraints: Constraints, node: Node, x: Value, *arguments: Any) -> Value:
     """Axes of length one removed."""
     gone = squeezed(x.shape, (x, *arguments))
-    kept = [axis for axis in range(len(x.shape)) if axis not in gone]
-    out = constraints.value([x.axes[axis] for axis in kept], zero=x.zero, node=node)
+    staying = [axis for axis in range(len(x.shape)) if axis not in gone]
+    out = constraints.value([x.axes[axis] for axis in staying], zero=x.zero, node=node)
 
     def back(index: Index) -> Index:
         full = [0] * len(x.shape)
-        for axis, i in zip(kept, index, strict=True):
+        for axis, i in zip(staying, index, strict=True):
             full[axis] = i
         return tuple(full)
 
-    constraints.move(x, out, lambda index: tuple(index[axis] for axis in kept), back)
+    constraints.move(x, out, lambda index: tuple(index[axis] for axis in staying), back)
     return out
 
 
@@ -151,10 +152,6 @@ def flip(constraints: Constraints, node: Node, x: Value, dims: Sequence[int]) ->
 
     constraints.move(x, out, turn, turn)
     return out
-
-
-# ----------------------------------------------------------------------
-# Views: the same entries in row-major order under another shape; axes are split into factors or merged.
 
 
 MANY = 16  # pieces
@@ -284,7 +281,7 @@ def _families(term: Term, sizes: list[int], cut: int, lengths: Sequence[int]) ->
 def pieces_read(node: Node) -> dict[int, tuple[int, ...]]:
     """Axes of a node's result that every use cuts into the same pieces (`x[:, 0]`, `unbind`, `x[:, :3]`): lengths."""
     assert node.shape is not None
-    found = {}
+    pieces = {}
     for axis, length in enumerate(node.shape):
         cuts = _cuts(node, axis) if length > 1 else None
         if not cuts:
@@ -292,21 +289,21 @@ def pieces_read(node: Node) -> dict[int, tuple[int, ...]]:
         spans = sorted(cuts)
         ends = [0, *[stop for _, stop in spans]]
         if len(spans) > 1 and ends == [*[start for start, _ in spans], length] and len(spans) <= MANY:
-            found[axis] = tuple(stop - start for start, stop in spans)
+            pieces[axis] = tuple(stop - start for start, stop in spans)
         elif all(stop - start == 1 for start, stop in spans) and length <= MANY:
-            found[axis] = (1,) * length
-    return found
+            pieces[axis] = (1,) * length
+    return pieces
 
 
 def _cuts(node: Node, axis: int) -> set[tuple[int, int]] | None:
     """Spans (start, stop) that the users of a node cut out of an axis; None if one of them does anything else."""
-    found: set[tuple[int, int]] = set()
+    spans: set[tuple[int, int]] = set()
     for user in node.users:
         cuts = _cuts_of(user, node, axis)
         if cuts is None:
             return None
-        found |= cuts
-    return found if node.users else None
+        spans |= cuts
+    return spans if node.users else None
 
 
 def _cuts_of(user: Node, source: Node, axis: int) -> set[tuple[int, int]] | None:
@@ -372,10 +369,6 @@ def pixel_shuffle(constraints: Constraints, node: Node, x: Value, factor: int) -
     order = [*range(rank), rank, rank + 3, rank + 1, rank + 4, rank + 2]
     turned = permuted(constraints, node, split_up, order)
     return reshaped(constraints, node, turned, (*batch, channels // factor**2, height * factor, width * factor))
-
-
-# ----------------------------------------------------------------------
-# Operations that cut an axis into pieces or put pieces together: slices, selections, concatenations, padding.
 
 
 @rule("slice")
@@ -454,9 +447,10 @@ def select(constraints: Constraints, node: Node, x: Value, dim: int, index: int)
     index %= x.shape[dim]
     token = resolve(x.axes[dim])
     if isinstance(token, Enumerated):
-        kept = [term for axis, term in enumerate(x.axes) if axis != dim]
+        staying = [term for axis, term in enumerate(x.axes) if axis != dim]
         axes = [
-            t.members[index] if isinstance(t := resolve(term), Family) and t.token is token else term for term in kept
+            t.members[index] if isinstance(t := resolve(term), Family) and t.token is token else term
+            for term in staying
         ]
         out = constraints.value(axes, zero=x.zero, node=node)
         constraints.move(

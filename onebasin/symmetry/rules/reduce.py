@@ -22,23 +22,23 @@ def reduced(
     labels = tuple(str(axis) for axis in range(rank))
     for axis in gone:
         constraints.pin(x, axis)
-    kept = [axis for axis in range(rank) if axis not in gone]
-    out = constraints.value([x.axes[axis] for axis in kept], zero=x.zero and powers[0] == 1, node=node)
+    staying = [axis for axis in range(rank) if axis not in gone]
+    out = constraints.value([x.axes[axis] for axis in staying], zero=x.zero and powers[0] == 1, node=node)
     constraints.relate(
-        out, [labels[axis] for axis in kept], [Part(x, labels, *powers)], dict(zip(labels, x.axes, strict=True))
+        out, [labels[axis] for axis in staying], [Part(x, labels, *powers)], dict(zip(labels, x.axes, strict=True))
     )
     if not keep:
         return out
     stretched = constraints.value(
         [Uniform(1) if axis in gone else x.axes[axis] for axis in range(rank)], zero=out.zero, node=node
     )
-    names = [labels[axis] if axis in kept else f"one {axis}" for axis in range(rank)]
+    names = [labels[axis] if axis in staying else f"one {axis}" for axis in range(rank)]
     table = dict(zip(names, stretched.axes, strict=True))
-    constraints.relate(stretched, names, [Part(out, tuple(labels[axis] for axis in kept))], table)
+    constraints.relate(stretched, names, [Part(out, tuple(labels[axis] for axis in staying))], table)
     return stretched
 
 
-def beside(constraints: Constraints, node: Node, x: Value) -> Value:
+def unscaled(constraints: Constraints, node: Node, x: Value) -> Value:
     """A tensor without factors that moves with x: indices of largest entries, counts, masks."""
     return passing(constraints, node, [x], [(0, 0)])
 
@@ -73,7 +73,7 @@ def extreme_with_position(
     out = reduced(constraints, node, x, dim, keepdim, (1, None))
     if dim is None:
         return out
-    return out, positions(constraints, node, x, dim, beside(constraints, node, out))
+    return out, positions(constraints, node, x, dim, unscaled(constraints, node, out))
 
 
 def positions(constraints: Constraints, node: Node, x: Value, dim: int, index: Value) -> Value:
@@ -159,8 +159,8 @@ def order_statistics(constraints: Constraints, node: Node, x: Value, *rest: Any,
     constraints.settle(x, node)
     if not x.shape or not ordered:
         constraints.freeze(x, Reason("its largest entries are used in no certain order", node))
-        made = constraints.fixed(tuple(count if a == dim % len(x.shape) else n for a, n in enumerate(x.shape)))
-        return made, constraints.fixed(made.shape)
+        largest = constraints.fixed(tuple(count if a == dim % len(x.shape) else n for a, n in enumerate(x.shape)))
+        return largest, constraints.fixed(largest.shape)
     dim %= len(x.shape)
     constraints.pin(x, dim)
     axes = [Fixed(count) if axis == dim else term for axis, term in enumerate(x.axes)]
@@ -169,7 +169,7 @@ def order_statistics(constraints: Constraints, node: Node, x: Value, *rest: Any,
     table = {**dict(zip(labels, x.axes, strict=True)), "rank": axes[dim]}
     out = constraints.value(axes, zero=x.zero, node=node)
     constraints.relate(out, names, [Part(x, labels, 1, None)], table)
-    index = positions(constraints, node, x, dim, beside(constraints, node, out))
+    index = positions(constraints, node, x, dim, unscaled(constraints, node, out))
     index.distinct = dim
     return out, index
 
@@ -232,11 +232,11 @@ def statistic(constraints: Constraints, node: Node, x: Value, dims: Sequence[int
     """
     constraints.settle(x, node)
     gone = [dim % len(x.shape) for dim in dims] if x.shape else []
-    kept = [axis for axis in range(len(x.shape)) if axis not in gone]
-    out = constraints.value([x.axes[axis] for axis in kept], node=node)
+    staying = [axis for axis in range(len(x.shape)) if axis not in gone]
+    out = constraints.value([x.axes[axis] for axis in staying], node=node)
     labels = tuple(str(axis) for axis in range(len(x.shape)))
     constraints.relate(
-        out, [labels[a] for a in kept], [Part(x, labels, 0, sign)], dict(zip(labels, x.axes, strict=True))
+        out, [labels[a] for a in staying], [Part(x, labels, 0, sign)], dict(zip(labels, x.axes, strict=True))
     )
     return out
 

@@ -1,7 +1,7 @@
-"""Where rules are kept: the name of an operation -> what it does to axes and exponents.
+"""The table of rules: name of an operation -> what it does to axes and exponents.
 
-A rule is called as `rule(weave, node, *arguments, **options)`, with a `Value` wherever the traced call has a tensor,
-and returns the resulting `Value` (or a tuple, for operations with several results).
+A rule is called as `rule(constraints, node, *arguments, **options)`, with a `Value` wherever the traced call has a
+tensor, and returns the resulting `Value` (or a tuple, for operations with several results).
 """
 
 from __future__ import annotations

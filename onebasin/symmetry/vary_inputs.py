@@ -47,17 +47,17 @@ def variants(model: nn.Module, inputs: Inputs) -> Variants:
     wide = call.resized({}, [group for group in _groups(call.axes) if call.axes[group[0]] == 1])
     doubts = list(call.stuck(wide))
     sizes = call.resized(wide, [group for group in _groups(call.axes) if call.axes[group[0]] > 1])
-    others = [call.at(sizes or wide)] if sizes or wide else []
+    examples = [call.at(sizes or wide)] if sizes or wide else []
     for number, value in enumerate(call.leaves):
         if isinstance(value, int | float):
-            found, ran = call.renumbered(number)
-            others += found
+            calls, ran = call.renumbered(number)
+            examples += calls
             if not ran:
                 doubts.append(
                     f"input {call.name(number)} is the number {value!r}, and the model does not run at other values "
                     "that were tried: what they would show is not proved; give further examples as also=[...]"
                 )
-    return Variants(call.at(wide) if wide else None, tuple(others), tuple(doubts))
+    return Variants(call.at(wide) if wide else None, tuple(examples), tuple(doubts))
 
 
 def _groups(axes: Mapping[Axis, int]) -> Iterator[list[Axis]]:
@@ -108,26 +108,26 @@ class _Call:
     def at(self, sizes: Mapping[Axis, int]) -> Inputs:
         """The call with other sizes."""
         leaves = [self._resized(number, leaf, sizes) for number, leaf in enumerate(self.leaves)]
-        made: Inputs = tree_unflatten(leaves, self.form)
-        return made
+        inputs: Inputs = tree_unflatten(leaves, self.form)
+        return inputs
 
     def _resized(self, number: int, leaf: Any, sizes: Mapping[Axis, int]) -> Any:
         """Repeat or cut a tensor along axes; further tokens are drawn between 0 and the largest in the example."""
         chosen = {axis: size for (owner, axis), size in sizes.items() if owner == number}
         if not chosen:
             return leaf
-        made = leaf
+        resized = leaf
         for axis, size in chosen.items():
             places = torch.arange(size, device=leaf.device) % leaf.shape[axis]
-            made = made.index_select(axis, places)
+            resized = resized.index_select(axis, places)
         whole = not leaf.is_floating_point() and not leaf.is_complex() and leaf.dtype is not torch.bool
         if whole and int(leaf.min()) >= 0 and int(leaf.max()) > 1:
             generator = torch.Generator().manual_seed(number)
-            drawn = torch.randint(int(leaf.max()) + 1, made.shape, generator=generator).to(leaf.device, leaf.dtype)
-            kept = tuple(slice(0, min(n, m)) for n, m in zip(leaf.shape, made.shape, strict=True))
-            drawn[kept] = leaf[kept]
-            made = drawn
-        return made
+            drawn = torch.randint(int(leaf.max()) + 1, resized.shape, generator=generator).to(leaf.device, leaf.dtype)
+            shared = tuple(slice(0, min(n, m)) for n, m in zip(leaf.shape, resized.shape, strict=True))
+            drawn[shared] = leaf[shared]
+            resized = drawn
+        return resized
 
     def resized(self, sizes: Mapping[Axis, int], groups: list[list[Axis]]) -> dict[Axis, int]:
         """`sizes` and, group by group, the first other size at which the model runs."""
@@ -193,15 +193,15 @@ class _Call:
             ]
         else:
             values = [1.7 * value + 0.3, 0.6 * value + 0.1]
-        found: list[Inputs] = []
+        calls: list[Inputs] = []
         ran = False
         for other in values:
-            made: Inputs = tree_unflatten([*self.leaves[:number], other, *self.leaves[number + 1 :]], self.form)
-            result = self.runs(made)
+            inputs: Inputs = tree_unflatten([*self.leaves[:number], other, *self.leaves[number + 1 :]], self.form)
+            result = self.runs(inputs)
             ran = ran or result is not None
             if _alike(before, result):
-                found.append(made)
-        return found, ran
+                calls.append(inputs)
+        return calls, ran
 
 
 def _alike(one: Any, other: Any) -> bool:
