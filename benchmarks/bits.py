@@ -22,15 +22,15 @@ from torch import Tensor, nn
 import onebasin as ob
 from onebasin.data import digits, split
 
-METHODS: dict[str, dict[str, Any]] = {
-    "hmc": {"draws": 4, "warmup": 4, "leapfrog": 3, "epochs": 3},
-    "sghmc": {"draws": 4, "epochs": 3},
-    "mclmc": {"draws": 4, "epochs": 3},
-    "ensemble": {"epochs": 5},
-    "vi": {"draws": 4, "epochs": 3},
-    "swag": {"draws": 4, "epochs": 5},
-    "laplace": {"draws": 4, "epochs": 3},
-}
+METHODS = (
+    ob.HMC(draws=4, warmup=4, leapfrog=3, epochs=3),
+    ob.SGHMC(draws=4, epochs=3),
+    ob.MCLMC(draws=4, epochs=3),
+    ob.Ensemble(epochs=5),
+    ob.VI(draws=4, epochs=3),
+    ob.SWAG(draws=4, epochs=5),
+    ob.Laplace(draws=4, epochs=3),
+)
 
 
 def hashed(value: Any) -> str:
@@ -69,9 +69,9 @@ def measured() -> dict[str, str]:
         model = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 10))
     out: dict[str, str] = {}
     populations = {}
-    for method, options in METHODS.items():
-        populations[method] = sampled(model, (x, y), method, options)
-        out[f"sample {method}"] = hashed(tensors(populations[method]))
+    for method in METHODS:
+        populations[method.name] = ob.sample(model, (x, y), method, chains=4, seed=3, prior=0.3, compile=False)
+        out[f"sample {method.name}"] = hashed(tensors(populations[method.name]))
     symmetry = ob.discover(model, x[:2])
     out["discover"] = hashed(sorted((s.name, s.size, s.freedoms) for s in symmetry.spaces))
     ensemble = populations["ensemble"]
@@ -101,10 +101,6 @@ def measured() -> dict[str, str]:
     )
     out["diversity"] = hashed(str(ob.diversity(model, aligned, x_test)))
     return out
-
-
-def sampled(model: nn.Module, data: Any, method: str, options: dict[str, Any]) -> ob.Population:
-    return ob.sample(model, data, method, modes=4, seed=3, prior=0.3, compile=False, **options)
 
 
 def refined(model: nn.Module, posterior: ob.Posterior, population: ob.Population, x: Tensor) -> ob.Posterior:

@@ -34,7 +34,7 @@ from onebasin.posterior.refine import calibrate, refine
 DRAWS = 1000  # as many as there are samples: fewer would add their own noise to TV
 HEADS = ("agree", "TV", "TV out", "acc", "NLL", "ECE", "AUROC", "AUROC MI", "MI", "MI out")
 SCORES = ("AUROC", "AUROC MI", "MI", "MI out")  # those that the goal wants within 0.02 of the samples' own
-VI: dict[str, Any] = {"epochs": 300, "batch": 250, "rate": 1e-2, "prior": PRIOR}
+VI = ob.VI(epochs=300, batch=250, lr=1e-2)
 Population = Population | Posterior
 
 
@@ -183,7 +183,7 @@ def moved_forms(populations: Populations, problem: Problem) -> Iterator[Form]:
     yield "two networks refined, no sigma", refined(pair(populations.balanced, fitted)), False
     yield "low rank 8 refined", refined(low), False
     yield "mixture of 5 refined", refined(mixture), False
-    yield "VI (mean field)", lambda seed: ob.approximate(model, problem.train, "vi", seed=seed, **VI), False
+    yield "VI (mean field)", lambda seed: ob.approximate(model, problem.train, VI, seed=seed, prior=PRIOR), False
 
 
 def line(name: str, storage: str, rows: list[dict[str, float]]) -> str:

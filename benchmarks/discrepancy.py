@@ -248,18 +248,18 @@ def forms(targets: Targets, options: argparse.Namespace) -> None:
     widths = (64, 16, 10)
     train, test = split(*digits(), seed=0)
     head("forms", f"populations of {'-'.join(map(str, widths))} networks on the digits against {members} trained ones")
-    training = {"epochs": 30, "rate": 1e-2, "prior": 1.0, "compile": False}
-    samples = {
-        "ensemble": {"method": "ensemble", "modes": 40},
-        "SWAG 10 x 4": {"method": "swag", "modes": 10, "draws": 4, "collect": 20},
-        "SWAG 1 x 40": {"method": "swag", "modes": 1, "draws": 40, "collect": 20},
-        "HMC 4 x 10": {"method": "hmc", "modes": 4, "draws": 10, "warmup": 50, "leapfrog": 20},
+    ensemble = ob.Ensemble(epochs=30, lr=1e-2)
+    samples: dict[str, tuple[ob.Method, int]] = {
+        "ensemble": (ensemble, 40),
+        "SWAG 10 x 4": (ob.SWAG(epochs=30, lr=1e-2, draws=4, collect=20), 10),
+        "SWAG 1 x 40": (ob.SWAG(epochs=30, lr=1e-2, draws=40, collect=20), 1),
+        "HMC 4 x 10": (ob.HMC(epochs=30, lr=1e-2, draws=10, warmup=50, leapfrog=20), 4),
     }
     model = mlp(0, widths)
     symmetry = ob.discover(model, torch.zeros(1, 64))
-    reference = ob.sample(model, train, "ensemble", modes=members, seed=100, **training)
-    for name, settings in samples.items():
-        population = ob.sample(model, train, seed=200, **{**training, **settings})
+    reference = ob.sample(model, train, ensemble, chains=members, seed=100, compile=False)
+    for name, (method, chains) in samples.items():
+        population = ob.sample(model, train, method, chains=chains, seed=200, compile=False)
         found = discrepancy(
             population,
             reference,

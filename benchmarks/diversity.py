@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.memory import Peak
 from benchmarks.targets import Targets, head
-from onebasin import sample
+from onebasin import Ensemble, sample
 from onebasin.data.dataset import split
 from onebasin.data.embedded import digits
 from onebasin.evaluation.diversity import diversity
@@ -109,7 +109,7 @@ def report(runs: int, draws: int) -> None:
     )
     train, (held, _) = split(*digits(), seed=0)
     model = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10))
-    population = sample(model, train, "ensemble", modes=runs, draws=draws, epochs=60, seed=0)
+    population = sample(model, train, Ensemble(draws=draws, epochs=60), chains=runs, seed=0)
     order = torch.randperm(held.numel(), generator=torch.Generator().manual_seed(0))
     start = time.perf_counter()
     found = diversity(model, population, held, held.flatten()[order].reshape(held.shape), closest=5)

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from onebasin.cli.main import main
-from onebasin.inference import driver as loop
-from onebasin.inference import driver as pending
+from onebasin.inference import driver
 from onebasin.inference.journal import read_info
 from onebasin.inference.sample import by_chain
 from onebasin.population.population import Population
@@ -69,11 +68,11 @@ class Verb:
     again: tuple[str, ...] = ()
 
 
-_SAMPLE = "sample model.py:net train.npz --method hmc --modes 4 --draws 12 --noise 0.1 --epochs 2 -o chain --seed 3"
+_SAMPLE = "sample model.py:net train.npz --method hmc --chains 4 --draws 12 --noise 0.1 --epochs 2 -o chain --seed 3"
 _QUICK = "--set warmup=10 --set leapfrog=5 --set compile=false"
 _SYMMETRY = ("--symmetry", "symmetry.json")
 VERBS = {
-    "sample": Verb("sample", tuple(f"{_SAMPLE} {_QUICK}".split()), "chain", ("--resume",)),
+    "sample": Verb("sample", tuple(f"{_SAMPLE} {_QUICK}".split()), "chain"),
     "align": Verb("align", ("align", "input", "-o", "aligned", *_SYMMETRY), "aligned"),
     "compact": Verb("compact", ("compact", "input", "-o", "q.safetensors", *_SYMMETRY), "q.safetensors", ("--force",)),
 }
@@ -130,8 +129,8 @@ class Process:
 def _hasten() -> None:
     """Write checkpoints and journals all the time, so that faults find something to disturb."""
     torch.set_num_threads(1)
-    loop._CHECKPOINT_SECONDS = 0.01
-    pending._SECONDS = 0.02
+    driver._CHECKPOINT_SECONDS = 0.01
+    driver._SECONDS = 0.02
     align_journal._SECONDS = 0.05
 
 

@@ -4,7 +4,7 @@
 
 Commands sample, align and compact work on tiny networks, each in a process of its own, and are disturbed at random
 moments: killed, interrupted, robbed of a worker, of their disk, of their input. After each fault `onebasin check` must
-name the damage, and nothing else; then the same command is given again, as a user would (sample with --resume, compact
+name the damage, and nothing else; then the same command is given again, as a user would (compact
 with --force where a file of the same name is there), until it completes. Its result must equal that of an undisturbed
 run, bit for bit. Kinds that need a disk of their own mount one, which only this program sees, and are left out where
 the user may not do that. Ctrl-C ends the campaign early and prints what was found so far. Exit code 1 if anything was

@@ -20,7 +20,7 @@ from torch import nn
 
 from benchmarks.mnist import ABSENT, Digits, load
 from benchmarks.train import CACHE, mlp
-from onebasin import Population, sample
+from onebasin import Ensemble, Population, sample
 
 VERSION = 1  # part of the cache key: raise it when training itself changes
 
@@ -53,12 +53,12 @@ def ensemble(digits: Digits, settings: Settings = PAPER) -> Population:
     folder = place(settings)
     if not folder.is_dir():
         data = digits.train_images[: settings.examples], digits.train_labels[: settings.examples]
-        found = sample(
-            network(settings), data, "ensemble", seed=settings.seed, modes=settings.members, epochs=settings.epochs,
-            batch=settings.batch, rate=settings.rate, schedule=settings.schedule, prior=settings.prior,
-        )  # fmt: skip
+        method = Ensemble(epochs=settings.epochs, batch=settings.batch, lr=settings.rate, lr_schedule=settings.schedule)
+        members = sample(
+            network(settings), data, method, seed=settings.seed, chains=settings.members, prior=settings.prior
+        )
         CACHE.mkdir(exist_ok=True)
-        found.save(folder)
+        members.save(folder)
     return Population.open(folder)
 
 

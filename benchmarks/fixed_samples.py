@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.mnist import ABSENT, load
 from benchmarks.train import CACHE, mlp
-from onebasin import Population, diagnose, sample
+from onebasin import HMC, Population, diagnose, sample
 from onebasin.data.dataset import split
 from onebasin.data.embedded import digits
 
@@ -59,7 +59,14 @@ class Problem:
         text = json.dumps([self.name, self.widths, self.settings, torch.__version__], sort_keys=True)
         folder = CACHE / f"hmc-{self.name}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         return sample(
-            self.model, self.train, "hmc", modes=4, prior=PRIOR, path=folder, resume=folder.exists(), **self.settings
+            self.model,
+            self.train,
+            HMC(**self.settings),
+            chains=4,
+            prior=PRIOR,
+            path=folder,
+            chains_per_batch=2,
+            workers=2,
         )
 
 
@@ -67,7 +74,7 @@ def digits_problem() -> Problem:
     """1,797 digits, three quarters of them for training."""
     train, test = split(*digits(), test=0.25, seed=0)
     shuffled = torch.randperm(64, generator=torch.Generator().manual_seed(1))
-    settings = {"epochs": 20, "warmup": 200, "draws": 250, "leapfrog": 80, "lanes": 2, "workers": 2}
+    settings = {"epochs": 20, "warmup": 200, "draws": 250, "leapfrog": 80}
     return Problem("digits", (64, 32, 32, 10), train, test, test[0][:, shuffled], settings)
 
 
@@ -81,7 +88,7 @@ def mnist_problem() -> Problem | None:
     inside, outside = load(), load("fashion-mnist")
     if inside is None or outside is None:
         return None
-    settings = {"epochs": 20, "warmup": 200, "draws": 250, "leapfrog": 80, "lanes": 2, "workers": 2}
+    settings = {"epochs": 20, "warmup": 200, "draws": 250, "leapfrog": 80}
     train = small(inside.train_images[:2000]), inside.train_labels[:2000]
     test = small(inside.test_images), inside.test_labels
     return Problem("mnist", (196, 32, 10), train, test, small(outside.test_images), settings)
@@ -100,4 +107,4 @@ if __name__ == "__main__":
         began = time.perf_counter()
         found = problem.samples()
         print(f"{problem.name}: {len(found)} samples, {time.perf_counter() - began:.0f} s")
-        print(f"  {diagnose(found, problem.model, problem.test[0][:500], weights=False)}", flush=True)
+        print(f"  {diagnose(problem.model, found, problem.test[0][:500], weights=False)}", flush=True)

@@ -32,7 +32,7 @@ from onebasin.cli import data as cli_data
 from onebasin.cli.main import main
 from onebasin.data.load import load as load_data
 from onebasin.data.openml import read_openml
-from onebasin.inference.sample import sample
+from onebasin.inference import Ensemble, sample
 from onebasin.population.archive import write_archives
 from onebasin.population.population import Population
 from onebasin.posterior.fit import fit
@@ -245,10 +245,11 @@ def seal(content: bytes) -> bytes:
 
 
 def _build_run(folder: Path) -> None:
-    sample(*_problem(), path=folder / "run", **_RUN)
+    _sample(folder / "run", draws=2)
 
 
-_RUN = {"method": "ensemble", "modes": 2, "draws": 2, "epochs": 2, "every": 1, "noise": 0.1, "seed": 0, "batch": 5}
+def _sample(path: Path, draws: int) -> None:
+    sample(*_problem(), Ensemble(draws=draws, epochs=2, every=1, batch=5), chains=2, noise=0.1, seed=0, path=path)
 
 
 def _problem() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
@@ -259,7 +260,7 @@ def _problem() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
 def _use_run(folder: Path) -> None:
     check(folder / "run")
     shutil.copytree(folder / "run", folder / OUT / "run")
-    sample(*_problem(), path=folder / OUT / "run", resume=True, **{**_RUN, "draws": 3})
+    _sample(folder / OUT / "run", draws=3)
 
 
 # ---------------------------------------------------------------------- records

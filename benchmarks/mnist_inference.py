@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchmarks.fixed_samples import small
 from benchmarks.mnist import ABSENT, Digits, load
 from benchmarks.targets import Targets, head, spread
-from onebasin import Population, diagnose, sample
+from onebasin import HMC, VI, Ensemble, Population, diagnose, sample
 from onebasin.functional.population_pass import predictions
 
 EPOCHS = 15  # of the ensemble; paper 1 has 50
@@ -47,7 +47,7 @@ def ensemble(targets: Targets, digits: Digits) -> None:
     head("MNIST 784-512-10, ensemble of 5", f"MAP, Adam 1e-3 with a cosine schedule, batches of 100, {EPOCHS} epochs")
     data, model = (digits.train_images, digits.train_labels), network()
     began = time.perf_counter()
-    found = sample(model, data, "ensemble", modes=MEMBERS, epochs=EPOCHS, batch=100, rate=1e-3, schedule="cosine")
+    found = sample(model, data, Ensemble(epochs=EPOCHS, batch=100, lr=1e-3, lr_schedule="cosine"), chains=MEMBERS)
     seconds = time.perf_counter() - began
     rates = accuracies(model, found, digits.test_images, digits.test_labels)
     together, loss = pooled(model, found, digits.test_images, digits.test_labels)
@@ -74,7 +74,7 @@ def side_by_side(digits: Digits, images: int = 12_000) -> tuple[float, float]:
 
 def batched_epochs(data: tuple[Tensor, Tensor], epochs: int) -> float:
     began = time.perf_counter()
-    sample(network(), data, "ensemble", modes=MEMBERS, epochs=epochs, batch=100, compile=True)
+    sample(network(), data, Ensemble(epochs=epochs, batch=100), chains=MEMBERS, compile=True)
     return time.perf_counter() - began
 
 
@@ -100,9 +100,8 @@ def variational(targets: Targets, digits: Digits) -> None:
     """Mean-field variational inference, judged by the average predictive of its draws."""
     head("MNIST 784-512-10, mean-field VI", f"Adam 1e-3 with a cosine schedule, batches of 100, {VI_EPOCHS} epochs")
     model, began = network(), time.perf_counter()
-    found = sample(
-        model, (digits.train_images, digits.train_labels), "vi", epochs=VI_EPOCHS, batch=100, rate=1e-3, draws=30
-    )
+    method = VI(epochs=VI_EPOCHS, batch=100, lr=1e-3, draws=30)
+    found = sample(model, (digits.train_images, digits.train_labels), method)
     seconds = time.perf_counter() - began
     rates = accuracies(model, found, digits.test_images, digits.test_labels)
     together, loss = pooled(model, found, digits.test_images, digits.test_labels)
@@ -117,14 +116,14 @@ def hmc(targets: Targets, digits: Digits) -> None:
     data = small(digits.train_images[:2000]), digits.train_labels[:2000]
     test = small(digits.test_images), digits.test_labels
     began = time.perf_counter()
-    found = sample(model, data, "hmc", modes=4, lanes=2, workers=2, **HMC)
+    found = sample(model, data, METHOD, chains=4, chains_per_batch=2, workers=2, prior=0.3)
     seconds = time.perf_counter() - began
     told = found.provenance["diagnostics"]
-    diagnosis = diagnose(found, model, test[0][:500], weights=False)
+    diagnosis = diagnose(model, found, test[0][:500], weights=False)
     rates = accuracies(model, found, *test)
     together, loss = pooled(model, found, *test)
     rate = sum(told["accepted"]) / len(told["accepted"])
-    print(f"  settings {HMC}")
+    print(f"  {METHOD}")
     print(f"  draws {spread(rates)} % right, together {together:.2f} %, NLL {loss:.4f}; {seconds:.0f} s")
     print(f"  {diagnosis}")
     print(f"  acceptance {rate:.2f}, divergences {sum(told['divergences'])}, E[exp(-dH)] {told['exp_energy_change']}")
@@ -135,7 +134,7 @@ def hmc(targets: Targets, digits: Digits) -> None:
     targets.judge("at most 15 minutes on 2 cores", f"{seconds / 60:.1f} minutes", seconds <= 900)
 
 
-HMC = {"prior": 0.3, "epochs": 20, "warmup": 200, "draws": 500, "leapfrog": 80}
+METHOD = HMC(epochs=20, warmup=200, draws=500, leapfrog=80)
 PARTS = {"ensemble": ensemble, "vi": variational, "hmc": hmc}
 
 

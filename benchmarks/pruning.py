@@ -96,11 +96,9 @@ class Study(Judge):
                 self.digits.train_images[: self.settings.examples],
                 self.digits.train_labels[: self.settings.examples],
             )
-            found = ob.approximate(
-                self.model, data, "vi", epochs=epochs, batch=self.settings.batch, rate=self.settings.rate,
-                prior=self.settings.prior, seed=self.settings.seed,
-            )  # fmt: skip
-            found.save(kept)
+            method = ob.VI(epochs=epochs, batch=self.settings.batch, lr=self.settings.rate)
+            posterior = ob.approximate(self.model, data, method, prior=self.settings.prior, seed=self.settings.seed)
+            posterior.save(kept)
         return ob.load_posterior(kept)
 
 
@@ -199,9 +197,8 @@ def reduced_hmc() -> None:
     model, samples = problem.model, problem.samples()
     symmetry = only(ob.discover(model, problem.train[0][:1]), ("permutation",))
     judge = Judge(model, symmetry, problem.test)
-    members = ob.sample(
-        model, problem.train, "ensemble", modes=5, epochs=100, batch=100, rate=1e-3, schedule="cosine", prior=PRIOR
-    )
+    method = ob.Ensemble(epochs=100, batch=100, lr=1e-3, lr_schedule="cosine")
+    members = ob.sample(model, problem.train, method, chains=5, prior=PRIOR)
     hmc, own = (
         fit(ob.align(population, symmetry).population, "diagonal", model=model) for population in (samples, members)
     )

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_unflatten
 from benchmarks.peers.environment import PeerMissing, call
 from benchmarks.targets import Targets, head
 from benchmarks.train import mlp
-from onebasin.inference.journal import lanes_for
+from onebasin.inference.job import chains_per_batch_for
 from onebasin.inference.target import Target, target_of
 
 NETWORKS = {
@@ -84,7 +84,7 @@ class Cell:
 
 
 def in_windows(target: Target, position: Tensor) -> Tensor:
-    parts = position.split(lanes_for(len(position)))
+    parts = position.split(chains_per_batch_for(len(position)))
     found = [target(part, {}).gradient for part in parts]
     return found[0] if len(found) == 1 else torch.cat(found)
 

@@ -26,14 +26,14 @@ from benchmarks import tabular
 from benchmarks.tabular import Split
 from benchmarks.targets import Targets, head, spread
 from onebasin.functional.population_pass import predictions
+from onebasin.inference import HMC, MCLMC, Ensemble, sample
 from onebasin.inference.likelihood import LearnedNoise, learned_gaussian
-from onebasin.inference.sample import sample
 from onebasin.metrics.chains import rhat
 
 SETS = ("boston", "concrete", "energy", "yacht")
 RMSE, NLL, SECONDS = 0.1215 + 0.0042, -0.9126 + 0.0131, 300.0  # one standard deviation is granted
 SPLITS_SECONDS = 900.0
-_TRAINING: dict[str, Any] = {"batch": None, "epochs": 3000, "rate": 0.02, "schedule": "cosine"}
+_TRAINING: dict[str, Any] = {"batch": None, "epochs": 3000, "lr": 0.02, "lr_schedule": "cosine"}
 _AIRFOIL: dict[str, Any] = {
     **_TRAINING,
     "warmup": 90_000,
@@ -43,7 +43,7 @@ _AIRFOIL: dict[str, Any] = {
     "loose": 0.5,
     "variance": 0.1,
 }
-_SPLITS: dict[str, Any] = {"batch": None, "epochs": 300, "rate": 0.01, "warmup": 100, "draws": 100, "leapfrog": 30}
+_SPLITS: dict[str, Any] = {"batch": None, "epochs": 300, "lr": 0.01, "warmup": 100, "draws": 100, "leapfrog": 30}
 
 
 def network(inputs: int, widths: Sequence[int], outputs: int) -> nn.Sequential:
@@ -83,19 +83,19 @@ def airfoil(targets: Targets, seeds: Sequence[int]) -> None:
 def _airfoil_once(seed: int) -> tuple[float, float, float]:
     split = tabular.published_airfoil()
     model = network(5, [16] * 4, 2)
-    common: dict[str, Any] = {"modes": 10, "seed": seed, "workers": 2, "noise": "learned"}
-    ensemble = sample(model, split.train, "ensemble", **common, **_TRAINING)
+    common: dict[str, Any] = {"chains": 10, "seed": seed, "workers": 2, "noise": "learned"}
+    ensemble = sample(model, split.train, Ensemble(**_TRAINING), **common)
     outputs = predictions(model, ensemble, split.test[0])
     error, density = scores(outputs, split.test[1])[0], moment_matched(outputs, split.test[1])
     print(f"  seed {seed}: deep ensemble RMSE {error:.4f}, NLL {-density:.4f}", flush=True)
     begin = time.perf_counter()
-    population = sample(model, split.train, "mclmc", **common, **_AIRFOIL)
+    population = sample(model, split.train, MCLMC(**_AIRFOIL), **common)
     seconds = time.perf_counter() - begin
     outputs = predictions(model, population, split.test[0])
     error, mixture = scores(outputs, split.test[1])
     density = moment_matched(outputs, split.test[1])
     found = population.provenance["diagnostics"]
-    mixing = rhat(outputs[..., 0].unflatten(0, (common["modes"], -1)))  # members are ordered by chain
+    mixing = rhat(outputs[..., 0].unflatten(0, (common["chains"], -1)))  # members are ordered by chain
     print(
         f"  seed {seed}: sampled RMSE {error:.4f}, NLL {-density:.4f} (mixture {-mixture:.4f}), {seconds:.0f} s, "
         f"step {statistics.mean(found['step_size']):.2g}, "
@@ -127,7 +127,7 @@ def _split_once(split: Split, seed: int) -> tuple[float, float, float, float]:
     """Log likelihood and RMSE in the original unit, ours and the reference's."""
     assert split.reference is not None  # published splits have one
     model = LearnedNoise(network(split.train[0].shape[1], [50], 1))
-    population = sample(model, split.train, "hmc", modes=4, seed=seed, noise="learned", **_SPLITS)
+    population = sample(model, split.train, HMC(**_SPLITS), chains=4, seed=seed, noise="learned")
     error, density = scores(predictions(model, population, split.test[0]), split.test[1])
     return density - math.log(split.unit), error * split.unit, *split.reference
 

@@ -15,7 +15,8 @@ def main() -> None:
     """Sample, align, fit, refine, and see what each form still predicts."""
     train, test = split(*digits(), test=0.5, seed=0)
     model = digits_mlp()
-    chains = ob.sample(model, train, "hmc", modes=2, draws=40, warmup=40, leapfrog=10, prior=0.3, epochs=20)
+    method = ob.HMC(draws=40, warmup=40, leapfrog=10, epochs=20)
+    chains = ob.sample(model, train, method, chains=2, prior=0.3)
     symmetry = ob.discover(model, test[0][:2])
     fitted = ob.fit(ob.align(chains, symmetry).population, model=model)
     refined = ob.refine(fitted, model, chains, train[0], steps=500, draws=32)

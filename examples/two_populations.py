@@ -4,6 +4,7 @@ Run it with `python examples/two_populations.py`; it takes some ten seconds.
 """
 
 import math
+from dataclasses import replace
 
 import onebasin as ob
 from onebasin.data.dataset import split
@@ -16,12 +17,13 @@ def main() -> None:
     train, test = split(*digits(), test=0.5, seed=0)
     model = digits_mlp()
     symmetry = ob.discover(model, test[0][:2])
-    training = {"epochs": 20, "rate": 3e-3, "prior": 0.3}
-    reference = ob.sample(model, train, "ensemble", modes=24, seed=0, **training)
+    ensemble = ob.Ensemble(epochs=20, lr=3e-3)
+    swag = ob.SWAG(epochs=20, lr=3e-3)
+    reference = ob.sample(model, train, ensemble, chains=24, prior=0.3, seed=0)
     populations = {
-        "12 other trainings": ob.sample(model, train, "ensemble", modes=12, seed=1, **training),
-        "SWAG, 4 runs of 3": ob.sample(model, train, "swag", modes=4, draws=3, seed=1, **training),
-        "SWAG, 1 run of 12": ob.sample(model, train, "swag", modes=1, draws=12, seed=1, **training),
+        "12 other trainings": ob.sample(model, train, ensemble, chains=12, prior=0.3, seed=1),
+        "SWAG, 4 runs of 3": ob.sample(model, train, replace(swag, draws=3), chains=4, prior=0.3, seed=1),
+        "SWAG, 1 run of 12": ob.sample(model, train, replace(swag, draws=12), prior=0.3, seed=1),
     }
 
     quick = {"layers": False, "permutations": 199, "resamples": 0}

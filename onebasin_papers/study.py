@@ -80,7 +80,7 @@ class Bench(Generic[_Settings]):
         name: str,
         model: nn.Module,
         data: Any,
-        method: str,
+        method: ob.Method,
         options: Mapping[str, Any],
         *,
         seed: int | None = None,
@@ -92,16 +92,14 @@ class Bench(Generic[_Settings]):
             model: as for `sample`.
             data: as for `sample`.
             method: as for `sample`.
-            options: everything else that `sample` takes.
+            options: keywords of `sample`.
             seed: where several populations shall share one.
         """
 
         def made() -> ob.Population:
             path = self.folder / "networks" / name
             drawn = self.number(name) if seed is None else seed
-            return ob.sample(
-                model, data, method, seed=drawn, path=path, resume=path.exists(), progress=self.show, **options
-            )
+            return ob.sample(model, data, method, seed=drawn, path=path, progress=self.show, **options)
 
         return self.once(f"networks/{name}", made)
 

@@ -15,9 +15,9 @@ import time
 import torch
 from torch import nn
 
-from onebasin.inference import driver as loop
-from onebasin.inference import driver as pending
-from onebasin.inference.sample import sample
+import onebasin as ob
+from onebasin.inference import driver
+from onebasin.inference.methods import METHODS
 
 OPTIONS = {
     "hmc": {"draws": 60, "warmup": 60, "leapfrog": 10, "epochs": 40, "batch": 5, "mass": "diagonal"},
@@ -33,12 +33,10 @@ def problem() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
 
 def work(method: str, folder: str) -> None:
     torch.set_num_threads(1)
-    loop._CHECKPOINT_SECONDS = 0.05  # so that the run gets on although it lives for half a second at a time
-    pending._SECONDS = 0.05
+    driver._CHECKPOINT_SECONDS = 0.05  # so that the run gets on although it lives for half a second at a time
+    driver._SECONDS = 0.05
     model, data = problem()
-    sample(
-        model, data, method, modes=3, seed=5, noise=0.1, path=folder, resume=os.path.exists(folder), **OPTIONS[method]
-    )
+    ob.sample(model, data, METHODS[method](**OPTIONS[method]), chains=3, seed=5, noise=0.1, path=folder)
 
 
 def main(method: str, folder: str, kills: int) -> None:

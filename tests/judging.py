@@ -1,14 +1,15 @@
 """What the tests of samplers judge by: exact answers, and z-tests whose error is that of Monte Carlo itself."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import onebasin as ob
 from onebasin.inference.kernel import Draws, StepIndex
-from onebasin.inference.sample import sample
+from onebasin.inference.methods import METHODS
 from onebasin.inference.seeds import Streams
 from onebasin.inference.target import Target, target_of
 
@@ -68,7 +69,7 @@ class Together(Streams):
 
 def started(target: Target, position: Tensor) -> Draws:
     chains = len(position)
-    return Draws(position, target.rest_of(chains), torch.full((chains,), float("nan"), dtype=torch.float64))
+    return Draws(position, target.buffers_for(chains), torch.full((chains,), float("nan"), dtype=torch.float64))
 
 
 def run(kernel: Any, position: Tensor, steps: int, warmup: int = 0, seed: int = 0) -> tuple[Any, dict[str, Tensor]]:
@@ -88,10 +89,29 @@ def weights_of(population: Any) -> Tensor:
     )
 
 
+def split_options(method: str, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The method with those of the options that are its own, and the others."""
+    own = {field.name for field in fields(METHODS[method])} & options.keys()
+    method_object = METHODS[method](**{name: options[name] for name in own})
+    return method_object, {name: value for name, value in options.items() if name not in own}
+
+
+def sample(model: nn.Module, data: Any = None, method: str = "hmc", **options: Any) -> ob.Population:
+    """`onebasin.sample` for tests that have the options of the method and of the run in one dict."""
+    own, keywords = split_options(method, options)
+    return ob.sample(model, data, own, **keywords)
+
+
+def approximate(model: nn.Module, data: Any = None, method: str = "vi", **options: Any) -> ob.Posterior:
+    """`onebasin.approximate`, likewise."""
+    own, keywords = split_options(method, options)
+    return ob.approximate(model, data, own, **keywords)
+
+
 def drawn(model: nn.Module, data: Any, method: str, **options: Any) -> Tensor:
-    """Weights (modes * draws, D) of `sample`, whose chains are all computed together."""
-    modes = options.setdefault("modes", 1)
-    return weights_of(sample(model, data, method, lanes=modes, compile=False, **options))
+    """Weights (chains * draws, D) of `sample`, whose chains are all computed together."""
+    chains = options.setdefault("chains", 1)
+    return weights_of(sample(model, data, method, chains_per_batch=chains, compile=False, **options))
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,20 @@ def load_function(reference: str) -> Callable[[], Any]:
     return called
 
 
+def load_object(reference: str) -> Any:
+    """The object that a file or module defines under a name; a function or class without arguments is called.
+
+    Raises:
+        ModelError: with the place and the remedy.
+    """
+    module, name, source = _imported(reference)
+    found = _find(module, name, source)
+    if not inspect.isfunction(found) and not inspect.isclass(found):
+        return found
+    _refuse_arguments(found, name, source)
+    return call_user_code(found, f"{name}() in {source}")
+
+
 def _imported(reference: str) -> tuple[ModuleType, str, str]:
     """The module, the name in it, and where the module is."""
     source, colon, name = reference.rpartition(":")

@@ -63,7 +63,7 @@ def _population(folder: Path) -> Iterator[Finding]:
     """A population, which may be the draws of a run; one that was killed before its first draw has no manifest."""
     run = is_run(folder)
     if run and not (folder / MANIFEST).exists() and not any(map(shard_key, folder.iterdir())):
-        said = f"{folder} is a run that was stopped before its first draw: give its command again, with --resume"
+        said = f"{folder} is a run that was stopped before its first draw: give its command again"
         yield Finding(folder, "run", NOTE, said)
         return
     damaged = False
@@ -75,7 +75,7 @@ def _population(folder: Path) -> Iterator[Finding]:
     if run and damaged:
         said = (
             f"{folder} is a run, so its lost draws can be made again bit for bit: move each damaged shard away, with "
-            "the later ones of the same writer, and give the command of the run with --resume"
+            "the later ones of the same writer, and give the command of the run again"
         )
         yield Finding(folder, "run", NOTE, said)
     for path in sorted(folder.glob("*.json")):

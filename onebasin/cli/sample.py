@@ -1,6 +1,5 @@
 """``onebasin sample``: a model and data -> networks drawn from the posterior over its weights."""
 
-import inspect
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -12,18 +11,19 @@ from click.core import ParameterSource
 from onebasin.cli import data as examples
 from onebasin.cli.likelihood import likelihood_options
 from onebasin.cli.load import load
-from onebasin.cli.methods import WithMethods, option_page
+from onebasin.cli.methods import KEYWORDS, MethodName, WithMethods, chosen_method, option_page
 from onebasin.cli.options import debug, progress_bar
 from onebasin.cli.options import places as where_it_runs
 from onebasin.cli.sample_report import diagnostics_table, fit_sentence, mixing_sentence
 from onebasin.errors import InputError, OnebasinError
 from onebasin.functional import global_seed
-from onebasin.inference import METHODS, read_definition
+from onebasin.inference import HMC, MCLMC, METHODS, SGHMC, read_definition
 from onebasin.inference import sample as draw
-from onebasin.parallel import ExecutionOptions
 from onebasin.population import Population
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+_WITH_FLAGS = {"model", "data", "method", "path", "progress"}  # of `sample`, and what else has an option of its own
+_WITH_FLAGS |= {"chains", "seed", "prior", "noise", "likelihood", "chunk", "workers", "executor"}
 _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
@@ -37,20 +37,19 @@ def _count(name: str, text: str, least: int = 1) -> Callable[[_Command], _Comman
     return click.option(name, type=click.IntRange(min=least), metavar="N", help=text)
 
 
-_CHAINS = ("hmc", "sghmc", "mclmc")  # methods whose draws follow each other, so that they may have failed to mix
-
-
 @click.command(cls=WithMethods)
 @click.argument("model", metavar="MODEL")
 @click.argument("data", metavar="DATA")
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder of the draws, and of the run."
 )
-@click.option("--method", type=click.Choice(list(METHODS)), default="hmc", show_default=True, help="See below.")
-@_count("--modes", "Independent runs that are pooled: chains, trainings or fits. Default: 1.")
+@click.option(
+    "--method", type=MethodName(), default="hmc", show_default=True, metavar="NAME", help="See below; or FILE:METHOD."
+)
+@_count("--chains", "Independent chains, trainings or fits that are pooled. Default: 1.")
 @_count("--draws", "Networks from each of them.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Of everything random."
+    "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Seed of all random numbers."
 )
 @click.option(
     "--prior",
@@ -65,9 +64,7 @@ _CHAINS = ("hmc", "sghmc", "mclmc")  # methods whose draws follow each other, so
 )
 @_count("--epochs", "Passes over the data in training.", 0)
 @_count("--batch", "Examples in a mini-batch.")
-@click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), metavar="X", help="Learning rate, of the mean loss."
-)
+@click.option("--lr", type=click.FloatRange(min=0, min_open=True), metavar="X", help="Learning rate of the mean loss.")
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other option of the method; see --options."
 )
@@ -82,16 +79,17 @@ _CHAINS = ("hmc", "sghmc", "mclmc")  # methods whose draws follow each other, so
 @_count("--limit", "Only the first N examples of the data.")
 @examples.data_options
 @where_it_runs
-@_count("--chunk", "Chains in one unit of work; draws do not depend on it.")
-@click.option("--resume", is_flag=True, help="Go on with the run in OUTPUT.")
+@_count("--chunk", "Chains that a worker takes at once; draws do not depend on it.")
 @debug
 def sample(
-    *, model: str, data: str, output: Path, limit: int | None, resume: bool, method: str, seed: int, **options: Any
-) -> None:
+    *, model: str, data: str, output: Path, limit: int | None, method: str, seed: int, places: Any, sources: Any,
+    **options: Any,
+) -> None:  # fmt: skip
     """Draw networks from the posterior of MODEL given DATA.
 
-    MODEL is path/to/file.py:factory or package.module:factory, as for discover. Draws are written while they are made;
-    with --resume an interrupted run goes on as if nothing had happened, and a finished one makes more --draws.
+    MODEL is path/to/file.py:factory or package.module:factory, as for discover. Draws are written while they are made:
+    given again, the same command goes on with a run that was interrupted, as if nothing had happened, and with more
+    --draws a finished one makes more.
 
     DATA is a word, a file, a folder or a function. Words: digits, for 1,797 handwritten digits, which need no file;
     mnist, fashion-mnist, cifar10, cifar100 and uci/NAME, which lie in --data-dir; openml/NAME or openml/NUMBER. A word
@@ -104,31 +102,32 @@ def sample(
 
     \b
       onebasin sample onebasin.examples:digits_mlp digits --method hmc -o chain/
-      onebasin sample model.py:net train.npz --noise 0.1 --modes 4 --workers 2 -o chains/
+      onebasin sample model.py:net train.npz --noise 0.1 --chains 4 --workers 2 -o chains/
       onebasin sample model.py:net train.npz --method swag --set rank=10 -o draws/
       onebasin sample --options hmc
     """  # noqa: D301 - click reads the backspace: keep these lines apart
-    sources, places = options.pop("sources"), options.pop("places")
-    chosen = {**_chosen(**options), **places}
-    if not resume and read_definition(output) is not None:
-        raise InputError(f"{output} holds a run already: give --resume to go on with it, or choose another --output")
+    chosen = _chosen(**options)
+    keywords = {name: chosen.pop(name) for name in KEYWORDS & chosen.keys()}
+    own = chosen_method(method, chosen)
+    for name in ("workers", "executor"):
+        keywords[name] = places.get(name)
     with global_seed(seed):
         network = load(model).model
     pair = examples.read_pair(data, limit, sources)
     try:
-        with progress_bar(f"sampling with {method}") as show:
-            found = draw(network, pair, method, seed=seed, path=output, resume=resume, progress=show, **chosen)
+        with progress_bar(f"sampling with {own.name}") as show:
+            draws = draw(network, pair, own, seed=seed, path=output, progress=show, **keywords)
     except KeyboardInterrupt:
         click.echo(_left(output), err=True)
         raise
-    chains = 1 if found.chain is None else len(found.chain.unique())
-    click.echo(f"{_counted(len(found), 'draw')} by {method}, {_counted(chains, 'chain')}, in {output}")
-    if told := diagnostics_table(found.provenance["diagnostics"]):
-        click.echo(f"\n{told}\n")
-    if method in _CHAINS and (mixed := mixing_sentence(network, found, pair[0])):
-        click.echo(mixed)
-    likelihood = {name: chosen.get(name) for name in ("likelihood", "noise")}
-    click.echo(fit_sentence(network, found, pair, **likelihood))
+    chains = 1 if draws.chain is None else len(draws.chain.unique())
+    click.echo(f"{_counted(len(draws), 'draw')} by {own.name}, {_counted(chains, 'chain')}, in {output}")
+    if text := diagnostics_table(draws.provenance["diagnostics"]):
+        click.echo(f"\n{text}\n")
+    # Only draws that follow each other may have failed to mix.
+    if isinstance(own, HMC | SGHMC | MCLMC) and (sentence := mixing_sentence(network, draws, pair[0])):
+        click.echo(sentence)
+    click.echo(fit_sentence(network, draws, pair, keywords.get("likelihood"), keywords.get("noise")))
 
 
 def _counted(number: int, what: str) -> str:
@@ -136,18 +135,17 @@ def _counted(number: int, what: str) -> str:
 
 
 def _chosen(*, prior: tuple[str, ...], noise: str | None, settings: tuple[str, ...], **options: Any) -> dict[str, Any]:
-    """The options that were given, as `onebasin.inference.sample` takes them."""
+    """The options that were given, of the method and of `onebasin.sample`, by their names in Python."""
     chosen = {name: value for name, value in options.items() if value is not None}
     if prior:
         chosen["prior"] = _prior(prior)
     if noise is not None:
         chosen["noise"] = _value(noise)
-    taken = {*inspect.signature(draw).parameters, "progress", "chunk", *ExecutionOptions.__annotations__} - {"options"}
     for text in settings:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise InputError(f"expected --set NAME=VALUE, found {text!r}: write it as in --set thin=5")
-        if name in chosen or name in taken:
+        if name in chosen or name in _WITH_FLAGS:
             raise InputError(f"found {name} in --set, but it has an option of its own or was given twice: give it once")
         chosen[name] = _value(value)
     return chosen
@@ -193,11 +191,11 @@ def _left(output: Path) -> str:
 
 
 def _again(context: click.Context) -> str:
-    """The command that resumes this one."""
+    """The command that was given, which goes on with the run."""
     words = [context.command_path]
     for parameter in context.command.params:
         name = parameter.name or ""
-        if name == "resume" or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
             continue
         value = context.params.get(name)
         if value is True:
@@ -205,4 +203,4 @@ def _again(context: click.Context) -> str:
             continue
         for one in value if isinstance(value, tuple) else (value,):
             words += [str(one)] if isinstance(parameter, click.Argument) else [parameter.opts[-1], str(one)]
-    return f"{words[0]} {shlex.join([*words[1:], '--resume'])}"
+    return f"{words[0]} {shlex.join(words[1:])}"

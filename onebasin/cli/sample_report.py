@@ -1,4 +1,4 @@
-"""What ``sample`` prints at its end: how the sampler fared, and how well the draws fit the data together."""
+"""The report at the end of ``sample``: diagnostics, mixing, and how well the draws fit the data together."""
 
 import math
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ _NAMES = {
 }
 
 
-def diagnostics_table(found: Mapping[str, Any]) -> str:
+def diagnostics_table(diagnostics: Mapping[str, Any]) -> str:
     """The diagnostics of a run over its chains; empty where the method has none.
 
     >>> print(diagnostics_table({"step_size": [0.01, 0.03], "stuck": [1]}))
@@ -38,11 +38,11 @@ def diagnostics_table(found: Mapping[str, Any]) -> str:
     step size  0.02    0.01     0.03
     chains that hardly move: 1
     """
-    rows = [_row(name, values) for name, values in found.items() if name not in _CHAINS and _numbers(values)]
+    rows = [_row(name, values) for name, values in diagnostics.items() if name not in _CHAINS and _numbers(values)]
     parts = [table([("", "mean", "lowest", "highest"), *rows])] if rows else []
-    if found.get("stuck"):
-        parts.append(f"chains that hardly move: {', '.join(map(str, found['stuck']))}")
-    parts += [f"note: {text}" for text in found.get("notes", [])]
+    if diagnostics.get("stuck"):
+        parts.append(f"chains that hardly move: {', '.join(map(str, diagnostics['stuck']))}")
+    parts += [f"note: {text}" for text in diagnostics.get("notes", [])]
     return "\n".join(parts)
 
 
@@ -52,12 +52,12 @@ def mixing_sentence(model: nn.Module, population: Population, inputs: Inputs) ->
     if chains < 2 or len(population) < _ENOUGH * chains:
         return ""
     few: Inputs = tree_map(lambda leaf: leaf[:_FUNCTIONS], inputs)
-    found = diagnose(population, model, few, weights=False).functions
-    if found is None or not found.quantities:
+    mixing = diagnose(model, population, few, weights=False).functions
+    if mixing is None or not mixing.quantities:
         return ""
     return (
-        f"R-hat of outputs: worst {found.worst_rhat:.2f}, median {found.median_rhat:.2f} (mixed if below {MIXED}); "
-        f"effective draws: least {found.least_bulk:.0f}, median {found.median_bulk:.0f} of {len(population):,}"
+        f"R-hat of outputs: worst {mixing.worst_rhat:.2f}, median {mixing.median_rhat:.2f} (mixed if below {MIXED}); "
+        f"effective draws: least {mixing.least_bulk:.0f}, median {mixing.median_bulk:.0f} of {len(population):,}"
     )
 
 
@@ -71,16 +71,12 @@ def _row(name: str, values: list[float]) -> tuple[str, str, str, str]:
     return (label, mean, short(min(values)), short(max(values))) if len(values) > 1 else (label, mean, "", "")
 
 
-def fit_sentence(model: nn.Module, population: Population, data: tuple[Inputs, Tensor], **likelihood: Any) -> str:
+def fit_sentence(
+    model: nn.Module, population: Population, data: tuple[Inputs, Tensor], likelihood: Any, noise: Any
+) -> str:
     """Accuracy or RMSE of the pooled prediction, and log mean_m p(y | x, theta_m) averaged over the examples.
 
-    At most 1,000 examples and 100 networks are looked at.
-
-    Args:
-        model: the function.
-        population: the draws.
-        data: what they were drawn for.
-        **likelihood: `likelihood` and `noise` as the run had them.
+    At most 1,000 examples and 100 networks are looked at; `likelihood` and `noise` are those of the run.
     """
     inputs: Inputs = tree_map(lambda leaf: leaf[:_EXAMPLES], data[0])
     targets = data[1][:_EXAMPLES]
@@ -89,8 +85,7 @@ def fit_sentence(model: nn.Module, population: Population, data: tuple[Inputs, T
     chosen = torch.linspace(0, len(population) - 1, members).round().long()
     outputs = predictions(model, population[chosen], inputs)
     goals = targets.to(outputs.dtype) if targets.is_floating_point() else targets
-    noise = likelihood.get("noise")
-    kind = kind_of_targets(data[1], likelihood.get("likelihood"), noise)
+    kind = kind_of_targets(data[1], likelihood, noise)
     density = choose(kind, noise, outputs[0], goals)
     each = torch.stack([density(one, goals).double() for one in outputs])  # (members, examples)
     pooled = float((each.logsumexp(0) - math.log(members)).mean())

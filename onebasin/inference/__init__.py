@@ -2,30 +2,42 @@
 
 from onebasin.inference.approximate import approximate
 from onebasin.inference.diagnostics import MIXED, Diagnosis, Mixing, chain_rows, diagnose, mixing
-from onebasin.inference.driver import METHODS, Execution, module_of
+from onebasin.inference.job import method_of, options_of
 from onebasin.inference.journal import inspect_run, is_run, read_definition
-from onebasin.inference.kernel import ChainPlan, Draws, Stage
+from onebasin.inference.kernel import ChainPlan, Draws, Info, Kernel, Method, Stage, StepIndex
 from onebasin.inference.laplace_torch import from_laplace
 from onebasin.inference.likelihood import LearnedNoise, bernoulli, categorical, choose, learned_gaussian
-from onebasin.inference.methods.ensemble import TrainingOptions
+from onebasin.inference.methods import HMC, MCLMC, METHODS, SGHMC, SWAG, VI, Dropout, Ensemble, Laplace
 from onebasin.inference.sample import sample
-from onebasin.inference.seeds import derived, generator
+from onebasin.inference.seeds import Streams, derived, generator
 from onebasin.inference.start import fresh
-from onebasin.inference.target import Density, Target
+from onebasin.inference.target import Target
+from onebasin.inference.training import TrainedMethod
 
 __all__ = [
+    "HMC",
+    "MCLMC",
     "METHODS",
     "MIXED",
+    "SGHMC",
+    "SWAG",
+    "VI",
     "ChainPlan",
-    "Density",
     "Diagnosis",
     "Draws",
-    "Execution",
+    "Dropout",
+    "Ensemble",
+    "Info",
+    "Kernel",
+    "Laplace",
     "LearnedNoise",
+    "Method",
     "Mixing",
     "Stage",
+    "StepIndex",
+    "Streams",
     "Target",
-    "TrainingOptions",
+    "TrainedMethod",
     "approximate",
     "bernoulli",
     "categorical",
@@ -39,8 +51,9 @@ __all__ = [
     "inspect_run",
     "is_run",
     "learned_gaussian",
+    "method_of",
     "mixing",
-    "module_of",
+    "options_of",
     "read_definition",
     "sample",
 ]

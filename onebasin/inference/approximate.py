@@ -2,73 +2,115 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
-from typing import Any
+from typing import Never
 
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
 from onebasin.inference.diagnostics import summary
-from onebasin.inference.driver import Show, job_of, teller
+from onebasin.inference.driver import ProgressSum, Runner
+from onebasin.inference.job import check_misplaced, job_of
 from onebasin.inference.journal import Memory, stack_info
+from onebasin.inference.kernel import Method
+from onebasin.inference.layout import Scale
+from onebasin.inference.likelihood import LogLikelihood, Noise
 from onebasin.inference.seeds import Streams
-from onebasin.inference.target import Data
-from onebasin.inference.workers import Runner
+from onebasin.inference.start import Start
+from onebasin.inference.target import PIECE, Data, LogDensity
+from onebasin.parallel import Progress
 from onebasin.posterior import Gaussian, Posterior
 from onebasin.state import State
 
 
 def approximate(
-    model: nn.Module, data: Data = None, method: str = "vi", *, modes: int = 1, seed: int = 0, **options: Any
+    model: nn.Module,
+    data: Data = None,
+    method: str | Method = "vi",
+    *,
+    chains: int = 1,
+    prior: Scale = 1.0,
+    likelihood: str | LogLikelihood | None = None,
+    noise: Noise = None,
+    log_density: LogDensity | None = None,
+    start: Start = "fresh",
+    seed: int = 0,
+    compile: bool | None = None,
+    piece: int = PIECE,
+    chains_per_batch: int | None = None,
+    chunk: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+    **misplaced: Never,
 ) -> Posterior:
-    """Fit a Gaussian to the posterior around each of `modes` networks, and return their mixture.
+    """Fit a Gaussian to the posterior around each of several networks, and return their mixture.
 
-    The same settings in `sample` draw from the same Gaussians.
+    The same settings in `sample` draw from the same Gaussians; keywords that are not listed here are as there.
 
     >>> import torch
+    >>> from onebasin import Laplace
     >>> x = torch.linspace(-1, 1, 20)[:, None]
-    >>> posterior = approximate(nn.Linear(1, 1), (x, 2 * x), "laplace", noise=0.1, epochs=1)
+    >>> posterior = approximate(nn.Linear(1, 1), (x, 2 * x), Laplace(epochs=1), noise=0.1)
     >>> posterior.std["weight"].shape
     torch.Size([1, 1])
 
     Args:
         model: as in `sample`.
         data: as in `sample`.
-        method: "vi", "swag" or "laplace".
-        modes: independent fits, all of the same weight.
-        seed: of everything random.
-        **options: those of `sample` for this method.
+        method: VI, SWAG or Laplace with their options, or "vi", "swag" or "laplace" for the defaults.
+        chains: independent fits, all of the same weight.
+        prior: as in `sample`, like all others that follow.
+        likelihood: as there.
+        noise: as there.
+        log_density: as there.
+        start: as there.
+        seed: as there.
+        compile: as there.
+        piece: as there.
+        chains_per_batch: as there.
+        chunk: as there.
+        threads: as there.
+        progress: as there.
+        **misplaced: none; options of the method belong to the method.
 
     Returns:
         The mixture; `provenance` holds the settings and, under "diagnostics", how the trainings ended, as in `sample`.
     """
-    show: Show | None = options.pop("progress", None)
-    job, execution = job_of(model, data, method, options, modes=modes, seed=seed)
-    units = job.units(execution.get("chunk"))
-    runner, tell = Runner(job), teller(units, show)
+    known = set(inspect.signature(approximate).parameters) - {"misplaced"}
+    check_misplaced("approximate", misplaced, known, method)
+    density = {
+        "prior": prior, "likelihood": likelihood, "noise": noise, "log_density": log_density, "piece": piece
+    }  # fmt: skip
+    job = job_of(
+        model, data, method, density=density, chains=chains, seed=seed, start=start, compile=compile,
+        chains_per_batch=chains_per_batch, threads=threads,
+    )  # fmt: skip
+    batches, runner = job.batches(chunk), Runner(job)
+    report = None if progress is None else ProgressSum(progress, len(batches))
     runner.plan = replace(runner.plan, draws=0)
     kernel = runner.plan.stages[-1].kernel
-    fitted = getattr(kernel, "components", None)
-    if fitted is None:
+    components = getattr(kernel, "components", None)
+    if components is None:
         raise InputError(
-            f"expected a method that fits a density (vi, swag, laplace), found {method!r}, which draws networks: "
-            "use sample, and fit a posterior to its draws"
+            f"expected a method that fits a density (VI, SWAG, Laplace), found {job.method.name!r}, which draws "
+            "networks: use sample, and fit a posterior to its draws"
         )
     gaussians: list[Gaussian] = []
-    rests: list[State] = []
+    buffers: list[State] = []
     trained: list[dict[str, Tensor]] = []
-    for unit in units:
-        place = runner(unit, Memory(), tell)
-        state = place.state
-        trained.append({name: value[unit.rows, None] for name, value in place.ended.items()})
+    for batch in batches:
+        place = runner(batch, Memory(), report)
+        trained.append({name: value[batch.rows, None] for name, value in place.ended.items()})
         centres = getattr(kernel, "centres", None)  # where statistics at the mean are other than those of a draw
-        drawn = centres(state) if centres else kernel.draw(state, Streams(seed, unit.window, "rest"))
-        gaussians += fitted(state)[unit.rows]
-        rows = range(unit.rows.start, unit.rows.stop)
-        rests += [{name: value[row] for name, value in drawn.rest.items()} for row in rows]
+        streams = Streams(seed, batch.window, "rest")
+        networks = centres(place.state) if centres else kernel.draw(place.state, streams)
+        gaussians += components(place.state)[batch.rows]
+        rows = range(batch.rows.start, batch.rows.stop)
+        buffers += [{name: value[row] for name, value in networks.buffers.items()} for row in rows]
     return Posterior.equal(
         gaussians,
         runner.target.layout,
-        rests,
+        buffers,
         provenance={**job.definition(), "diagnostics": summary(stack_info(trained))},
     )

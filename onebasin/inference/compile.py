@@ -17,10 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# ----------------------------------------------------------------------
-# Matrix products of many chains, in the form that the CPU's library computes fastest.
-
-
 _REGISTER = 64  # bytes
 _WIDE = 64  # rows and columns of a shared matrix from which one product is worth arranging the others side by side
 
@@ -66,10 +62,6 @@ def _beside(matrices: Tensor) -> Tensor:
     if matrices.stride(1) < matrices.stride(2):
         return matrices.mT.reshape(chains * n, k).T
     return matrices.transpose(0, 1).reshape(k, chains * n)
-
-
-# ----------------------------------------------------------------------
-# Compile a function of tensors for fixed shapes, when a C++ compiler is there.
 
 
 Function = Callable[..., tuple[Tensor, ...]]

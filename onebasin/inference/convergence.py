@@ -54,18 +54,18 @@ class Tail:
 
     @classmethod
     def of(cls, stage: Stage) -> Tail:
-        """The tail of a stage whose kernel has an `optimiser` and `minibatches`; `stage.steps` must not be 0."""
+        """The tail of a stage whose kernel has an `optimizer` and `minibatches`; `stage.steps` must not be 0."""
         kernel: Any = stage.kernel  # see `Stage.optimum`
         steps = stage.steps
-        rate = torch.tensor([kernel.optimiser.rate_at(StepIndex(step, steps)) for step in range(steps)]).double()
+        rate = torch.tensor([kernel.optimizer.lr_at(StepIndex(step, steps)) for step in range(steps)]).double()
         progress = rate.cumsum(0) / rate.sum()
-        unit, wanted = kernel.minibatches.per_epoch, steps
-        if steps < FEWEST * unit:
-            unit = 1
+        step_unit, wanted = kernel.minibatches.per_epoch, steps
+        if steps < FEWEST * step_unit:
+            step_unit = 1
         else:
-            wanted = max(FEWEST, int((progress > 1 - SHARE).sum()) // unit)  # epochs in the tail
+            wanted = max(FEWEST, int((progress > 1 - SHARE).sum()) // step_unit)  # epochs in the tail
         bins = min(MOST, wanted)
-        size = wanted // bins * unit
+        size = wanted // bins * step_unit
         first = steps - bins * size
         columns = [torch.ones_like(rate), progress, *([] if bool((rate == rate[0]).all()) else [rate / rate.max()])]
         design = torch.stack(columns, dim=1)[first:].reshape(bins, size, -1).mean(1)
@@ -89,10 +89,10 @@ class Tail:
         if freedom < 1:
             return {"final_loss": means[:, -1]}
         solve = torch.linalg.pinv(self.design)  # (columns, bins)
-        found = means @ solve.T
-        square = (means - found @ self.design.T).square().sum(1) / freedom
+        coefficients = means @ solve.T
+        square = (means - coefficients @ self.design.T).square().sum(1) / freedom
         noise = STUDENT[freedom - 1] * (square * solve[1].square().sum()).sqrt()
-        return {"final_loss": means[:, -1], "loss_fall": -found[:, 1], "loss_noise": noise}
+        return {"final_loss": means[:, -1], "loss_fall": -coefficients[:, 1], "loss_noise": noise}
 
 
 def unfinished(fall: list[float], noise: list[float]) -> list[int]:
@@ -102,7 +102,7 @@ def unfinished(fall: list[float], noise: list[float]) -> list[int]:
     [0]
     """
     pairs = enumerate(zip(fall, noise, strict=True))
-    return [chain for chain, (own, least) in pairs if own > LEAST_FALL and own > least]
+    return [chain for chain, (loss, least) in pairs if loss > LEAST_FALL and loss > least]
 
 
 def unfinished_sentence(chains: list[int], fall: list[float]) -> str:
@@ -110,5 +110,5 @@ def unfinished_sentence(chains: list[int], fall: list[float]) -> str:
     worst = max(fall[chain] for chain in chains)
     return (
         f"the loss of {len(chains)} of {len(fall)} trainings was still falling at their end: trained as long again it "
-        f"would lose up to {worst:.2g} per example at the last pace; give more epochs, or a higher rate"
+        f"would lose up to {worst:.2g} per example at the last pace; give more epochs, or a higher lr"
     )

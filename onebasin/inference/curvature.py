@@ -30,7 +30,6 @@ from onebasin.inference.target import Outputs, Target
 from onebasin.posterior import Block, Covariance, Diagonal, Full, Kronecker
 from onebasin.state import State
 
-# ----------------------------------------------------------------------
 # How sharply the log likelihood bends in a model's outputs: a root of its curvature for every example.
 
 
@@ -64,9 +63,7 @@ def output_roots(likelihood: LogLikelihood, outputs: Tensor, targets: Tensor) ->
     return found
 
 
-# ----------------------------------------------------------------------
-# The generalised Gauss-Newton matrix by its rows: exact, for any model, at the cost of one Jacobian per example
-
+# The generalised Gauss-Newton matrix by its rows: exact, for any model, at the cost of one Jacobian per example.
 
 _ENTRIES = 2**24  # numbers in the Jacobians of one piece of the data
 _PIECE = 64  # examples in one piece: all its activations are there once per root
@@ -80,14 +77,14 @@ class Seen(NamedTuple):
         outputs: the model.
         likelihood: of its outputs.
         sampled: weights of the network by name.
-        rest: what it carries beside them.
+        buffers: what it carries beside them.
     """
 
     target: Target
     outputs: Outputs
     likelihood: LogLikelihood
     sampled: State
-    rest: State
+    buffers: State
 
     def pieces(self, size: int) -> Iterator[tuple[Any, Tensor]]:
         """Arguments of the model and targets, at most `size` examples at once."""
@@ -96,7 +93,7 @@ class Seen(NamedTuple):
 
     def __call__(self, call: Any, moved: Mapping[str, Tensor] | None = None) -> Tensor:
         """Outputs in evaluation mode, with some weights replaced."""
-        return self.outputs({**self.sampled, **(moved or {})}, self.rest, call, False)[0]
+        return self.outputs({**self.sampled, **(moved or {})}, self.buffers, call, False)[0]
 
 
 def dense(seen: Seen, names: Sequence[str]) -> Tensor:
@@ -125,9 +122,7 @@ def rows(seen: Seen, names: Sequence[str]) -> Iterator[Tensor]:
             yield torch.cat([slopes[name].flatten(0, 1).reshape(-1, moving[name].numel()) for name in names], dim=1)
 
 
-# ----------------------------------------------------------------------
-# What goes through linear and convolution layers: their inputs, and the curvature's roots propagated back to th
-
+# What goes through linear and convolution layers: their inputs, and the curvature's roots propagated back to them.
 
 _LAYER_PIECE = 256  # examples in one pass
 
@@ -289,9 +284,7 @@ def _given(arguments: Any, options: Mapping[str, Any]) -> Tensor:
     return given
 
 
-# ----------------------------------------------------------------------
 # The exact diagonal of the generalised Gauss-Newton matrix: for each weight the sum of its squared derivatives.
-
 
 _DIAGONAL_ENTRIES = 2**24  # numbers in the derivatives of one layer for some examples
 
@@ -340,7 +333,6 @@ def _squares(slopes: Tensor, inputs: Tensor) -> Tensor:
     return torch.stack([(own.mT @ given).square().sum(0) for own, given in pieces]).sum(0)
 
 
-# ----------------------------------------------------------------------
 # Kronecker factors of the curvature of linear and convolution layers (KFAC, in its "expand" form).
 
 
@@ -372,9 +364,7 @@ def kronecker_factors(seen: Seen, layers: Mapping[str, Layer]) -> dict[str, Fact
     return {name: Factors(slopes[name], inputs[name]) for name in layers}
 
 
-# ----------------------------------------------------------------------
 # The curvature of the log likelihood at a network, in the form that is wanted, and the posterior it implies.
-
 
 STRUCTURES = ("diagonal", "kfac", "full")
 _LARGEST = 5000  # weights of a full matrix: 200 MB in float64

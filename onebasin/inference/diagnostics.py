@@ -19,10 +19,6 @@ from onebasin.inference.convergence import unfinished, unfinished_sentence
 from onebasin.metrics import ebfmi, ess, rhat
 from onebasin.population import Population
 
-# ----------------------------------------------------------------------
-# How a sampler fared, in a few numbers per chain.
-
-
 _LOST = 0.5  # a chain that diverges in more than this share of its steps gets nowhere either
 _STUCK = 0.01  # a chain that accepts less than this has stopped moving
 
@@ -34,32 +30,28 @@ def summary(info: Mapping[str, Tensor]) -> dict[str, Any]:
     correct sampler, `ebfmi`, and the chains that are stuck. For trainings `still_falling`, the chains whose loss had
     not settled (`onebasin.inference.convergence`), and `notes`, sentences for people.
     """
-    found: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         name: [float(row) for row in value.nanmean(dim=1)]
         for name, value in info.items()
         if name not in ("energy", "energy_change", "divergent")
     }
     if "divergent" in info:
-        found["divergences"] = [int(row) for row in info["divergent"].nansum(dim=1)]
+        numbers["divergences"] = [int(row) for row in info["divergent"].nansum(dim=1)]
         lost = (info["divergent"].nanmean(dim=1) > _LOST).tolist()
-        found["stuck"] = [chain for chain, bad in enumerate(lost) if bad]
+        numbers["stuck"] = [chain for chain, bad in enumerate(lost) if bad]
     if "energy_change" in info:
         change = info["energy_change"]
         sound = torch.where(torch.isfinite(change), torch.exp(-change), torch.where(change.isnan(), change, 0.0))
-        found["exp_energy_change"] = [float(row) for row in sound.nanmean(dim=1)]
-        slow = [chain for chain, rate in enumerate(found["accepted"]) if rate < _STUCK]
-        found["stuck"] = sorted({*found["stuck"], *slow})
+        numbers["exp_energy_change"] = [float(row) for row in sound.nanmean(dim=1)]
+        slow = [chain for chain, rate in enumerate(numbers["accepted"]) if rate < _STUCK]
+        numbers["stuck"] = sorted({*numbers["stuck"], *slow})
     if "energy" in info and info["energy"].shape[1] >= 4:
-        found["ebfmi"] = [float(row) for row in ebfmi(info["energy"])]
+        numbers["ebfmi"] = [float(row) for row in ebfmi(info["energy"])]
     if "loss_fall" in info:
-        fall = found["loss_fall"]
-        found["still_falling"] = chains = unfinished(fall, found["loss_noise"])
-        found["notes"] = [unfinished_sentence(chains, fall)] if chains else []
-    return found
-
-
-# ----------------------------------------------------------------------
-# Have the chains mixed? R-hat and effective sample size, of what networks compute and of their weights.
+        fall = numbers["loss_fall"]
+        numbers["still_falling"] = chains = unfinished(fall, numbers["loss_noise"])
+        numbers["notes"] = [unfinished_sentence(chains, fall)] if chains else []
+    return numbers
 
 
 MIXED = 1.05  # an R-hat above this says that chains disagree, or drift
@@ -90,7 +82,7 @@ class Mixing:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `diagnose` found; print it.
+    """R-hat and effective sample sizes of a population, as a table when printed.
 
     Attributes:
         functions: of outputs on the given inputs; None without model and inputs.
@@ -127,37 +119,40 @@ class Diagnosis:
 
 
 def diagnose(
+    model: nn.Module | None,
     population: Population,
-    model: nn.Module | None = None,
     inputs: Inputs | None = None,
     *,
     outputs: str | None = None,
     weights: bool = True,
 ) -> Diagnosis:
-    """Return R-hat and effective sample sizes in function space and in weight space.
+    """R-hat and effective sample sizes in function space and in weight space.
 
     Args:
+        model: the function; None to look at weights only.
         population: draws of several chains (`population.chain`); at least 4 of each.
-        model: the function; without it only weights are looked at.
-        inputs: where functions are compared.
+        inputs: where functions are compared; None without a model.
         outputs: "probabilities" applies a softmax, "raw" takes outputs as they are; by default what the likelihood of
             the run suggests.
         weights: whether weights are looked at.
     """
     if outputs not in (None, "probabilities", "raw"):
-        raise InputError(f'expected outputs "probabilities" or "raw", found {outputs!r}: choose one of them')
+        raise InputError(f'expected outputs "probabilities" or "raw", found {outputs!r}: give outputs="raw"')
     if (model is None) != (inputs is None):
-        raise InputError("expected a model and inputs, found one of them: functions are compared with both")
+        raise InputError(
+            "expected a model and inputs, found one of them: functions are compared with both; give None for both to "
+            "look at weights only"
+        )
     rows = chain_rows(population)
     functions = None
     if model is not None and inputs is not None:
-        found = predictions(model, population, inputs)
+        values = predictions(model, population, inputs)
         if (outputs or _suggested(population)) == "probabilities":
-            found = found.softmax(-1)
-        functions = mixing(found[rows])
+            values = values.softmax(-1)
+        functions = mixing(values[rows])
     real = [name for name, tensor in population.spec.items() if tensor.dtype.is_floating_point] if weights else []
     each = {name: mixing(population.tensor(name)[rows]) for name in real}
-    varying = {name: found for name, found in each.items() if found.quantities}
+    varying = {name: one for name, one in each.items() if one.quantities}
     return Diagnosis(functions, varying, rows.shape[0], rows.shape[1], population.provenance.get("diagnostics", {}))
 
 
@@ -193,7 +188,7 @@ def mixing(values: Tensor) -> Mixing:
 
 
 def _largest(values: Tensor) -> float:
-    """The largest entry; NaN, which nobody can vouch for, counts as infinite."""
+    """The largest entry; NaN counts as infinite."""
     return float(values.nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=-float("inf")).max())
 
 

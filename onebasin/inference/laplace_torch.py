@@ -43,7 +43,7 @@ def from_laplace(fitted: Any, model: nn.Module) -> Posterior:
     centre = flat.index_copy(0, chosen, mean.to(flat))
     whole = shape if len(names) == len(layout.names) else Partial(shape, chosen, layout.size)
     facts = {"method": "laplace-torch", "class": type(fitted).__name__}
-    return Posterior.equal([Gaussian(centre, whole)], layout, [layout.rest(model)], provenance=facts)
+    return Posterior.equal([Gaussian(centre, whole)], layout, [layout.buffers_of(model)], provenance=facts)
 
 
 def _names(fitted: Any, layout: ParameterLayout) -> list[str]:

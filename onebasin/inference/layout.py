@@ -1,4 +1,4 @@
-"""The Gaussian prior: every weight is N(0, scale^2), with one scale per tensor or for all."""
+"""Which tensors of a model are sampled, where each lies in a flat vector of length D, and their Gaussian prior."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from torch import Tensor, nn
 from onebasin.errors import InputError, SpecError
 from onebasin.posterior import FlatLayout
 from onebasin.state import State, as_spec, dtype_name, shared_names, state_of
-
-# ----------------------------------------------------------------------
-# Which tensors of a model are sampled, and where each lies in a flat vector of length D.
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,15 +76,15 @@ class ParameterLayout(FlatLayout):
         lead = tensors[self.names[0]].shape[: tensors[self.names[0]].dim() - len(self.shapes[0])]
         return torch.cat([tensors[name].to(self.dtype).reshape((*lead, -1)) for name in self.names], dim=-1)
 
-    def rest(self, model: nn.Module) -> State:
-        """What is carried along: every tensor of the state dict that is not sampled, wide enough to compute with."""
-        own = state_of(model)
-        return {name: widened(own[name]).clone() for name in self.others}
+    def buffers_of(self, model: nn.Module) -> State:
+        """Every tensor of the state dict that is not sampled, wide enough to compute with."""
+        state = state_of(model)
+        return {name: widened(state[name]).clone() for name in self.others}
 
-    def everything(self, sampled: Mapping[str, Tensor], rest: Mapping[str, Tensor]) -> State:
+    def whole_state(self, sampled: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> State:
         """All names a functional call needs, tied ones included; works for one network and for stacked ones."""
         return {
-            name: sampled[first] if (first := self.tied.get(name, name)) in sampled else rest[name]
+            name: sampled[first] if (first := self.tied.get(name, name)) in sampled else buffers[name]
             for name in self.spec
         }
 
@@ -113,10 +110,6 @@ def is_frozen(module: nn.Module) -> bool:
 def widened(value: Tensor) -> Tensor:
     """A tensor in a dtype that is wide enough to compute with; integers stay."""
     return value.float() if value.is_floating_point() and value.dtype.itemsize < 4 else value
-
-
-# ----------------------------------------------------------------------
-# The Gaussian prior: every weight is N(0, scale^2), with one scale per tensor or for all.
 
 
 Scale = float | Mapping[str, float] | None

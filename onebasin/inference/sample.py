@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import tempfile
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Never
 
 import torch
 from torch import nn
 
 from onebasin.errors import InputError
 from onebasin.inference.diagnostics import summary
-from onebasin.inference.driver import Execution, Job, Show, job_of, kept_bytes, teller, unit_bytes
+from onebasin.inference.driver import ProgressSum, Report, Runner
+from onebasin.inference.job import ChainBatch, Job, check_misplaced, job_of
 from onebasin.inference.journal import (
-    ChainBatch,
+    RUN,
     Disk,
     Memory,
     agreed,
     alone,
-    check_run,
     join_info,
     read_definition,
     read_info,
     stack_info,
 )
-from onebasin.inference.target import Data
-from onebasin.inference.workers import run_apart, run_here
-from onebasin.parallel import Executor, SerialExecutor, executor_for
+from onebasin.inference.kernel import Method, check_counts
+from onebasin.inference.layout import Scale
+from onebasin.inference.likelihood import LogLikelihood, Noise
+from onebasin.inference.start import Start
+from onebasin.inference.target import PIECE, Data, LogDensity
+from onebasin.inference.workers import run_in_workers
+from onebasin.parallel import Executor, Progress, SerialExecutor, executor_for
 from onebasin.population import Population
 from onebasin.state import as_spec
 
@@ -38,18 +42,32 @@ from onebasin.state import as_spec
 def sample(
     model: nn.Module,
     data: Data = None,
-    method: str = "hmc",
+    method: str | Method = "hmc",
     *,
-    modes: int = 1,
+    chains: int = 1,
+    prior: Scale = 1.0,
+    likelihood: str | LogLikelihood | None = None,
+    noise: Noise = None,
+    log_density: LogDensity | None = None,
+    start: Start = "fresh",
     seed: int = 0,
     path: str | os.PathLike[str] | None = None,
-    resume: bool = False,
-    **options: Any,
+    compile: bool | None = None,
+    piece: int = PIECE,
+    chains_per_batch: int | None = None,
+    chunk: int | None = None,
+    threads: int | None = None,
+    workers: int | None = None,
+    executor: str | Executor | None = None,
+    progress: Progress | None = None,
+    **misplaced: Never,
 ) -> Population:
     """Draw networks from the posterior over a model's weights.
 
+    >>> from onebasin import HMC
     >>> x = torch.linspace(-1, 1, 20)[:, None]
-    >>> population = sample(nn.Linear(1, 1), (x, 2 * x), "hmc", noise=0.1, draws=5, warmup=20, epochs=1, leapfrog=5)
+    >>> method = HMC(draws=5, warmup=20, epochs=1, leapfrog=5)
+    >>> population = sample(nn.Linear(1, 1), (x, 2 * x), method, noise=0.1)
     >>> len(population), population.provenance["method"]
     (5, 'hmc')
 
@@ -58,43 +76,78 @@ def sample(
             require a gradient; the module itself is left as it is.
         data: (inputs, targets), inputs being a tensor, a tuple of positional or a dict of keyword inputs; None for the
             prior alone.
-        method: "hmc", "sghmc" (also SGLD, cyclical), "mclmc", "ensemble", "vi", "swag", "laplace" or "dropout".
-        modes: independent runs that are pooled; the chain of each draw is in `population.chain`.
-        seed: of everything random. The same seed gives the same draws, whatever `workers` and `chunk` are.
-        path: stream draws into this folder; every finished shard survives whatever happens to the process.
-        resume: go on with the run under `path`, bit for bit as if it had not been interrupted.
-        **options: of the posterior (`prior`, `likelihood`, `noise`, `log_density`, ...: see `Density`), of the
-            execution (`start`, `workers`, `executor`, `memory`, `chunk`, `threads`, `progress`: see `Execution`), and
-            of the method (see `Options` in the method's file, or `onebasin sample --help`).
+        method: HMC, SGHMC (also SGLD, cyclical), MCLMC, Ensemble, VI, SWAG, Laplace or Dropout with their options, as
+            in `HMC(draws=100)`; or its name in small letters for the defaults; or any object that follows the protocol
+            `onebasin.inference.Method`.
+        chains: independent chains, trainings or fits that are pooled; that of each draw is in `population.chain`.
+        prior: standard deviation of the Gaussian prior; a dict of them by tensor name or pattern; None for a flat one.
+        likelihood: "categorical", "bernoulli", "gaussian" or a function (outputs, targets) -> (examples,); None for
+            what the targets suggest.
+        noise: standard deviation of gaussian targets, or "learned".
+        log_density: a function of one network's parameters that replaces prior and likelihood; then there are no data.
+        start: "fresh" networks, the "model" itself, or a Population whose member c mod n is the start of chain c.
+        seed: all random numbers derive from it. The same seed gives the same draws, whatever `workers` and `chunk` are.
+        path: stream draws into this folder; every finished shard survives whatever happens to the process. Called again
+            with the same path, `sample` goes on with a run that was interrupted, bit for bit as if it had not been,
+            returns one that is finished, and makes more draws if the method asks for more.
+        compile: compile gradients; None where a C++ compiler is found and the run is long.
+        piece: examples in one pass over the whole data.
+        chains_per_batch: chains that are computed together, which decides about rounding; None for at most 8.
+        chunk: chains that a worker takes at once; draws do not depend on it. None for all that are computed together.
+        threads: of torch in each process, which may decide about rounding too; None for 1 with small networks.
+        workers: processes, 1 by default; draws do not depend on their number. On a cluster, batches worked on at once.
+        executor: "local" to start Ray on this machine, the address of a Ray cluster to join, or an open `Executor`.
+            All its machines must see the folder of the run.
+        progress: called with (gradients done, gradients in all, a sentence).
+        **misplaced: none; options of the method belong to the method.
 
     Returns:
         The draws; `provenance` holds the settings and, under "diagnostics", how the sampler fared.
     """
-    show: Show | None = options.pop("progress", None)
-    job, execution = job_of(model, data, method, options, modes=modes, seed=seed)
+    check_misplaced("sample", misplaced, set(inspect.signature(sample).parameters) - {"misplaced"}, method)
+    density = {
+        "prior": prior, "likelihood": likelihood, "noise": noise, "log_density": log_density, "piece": piece
+    }  # fmt: skip
+    job = job_of(
+        model, data, method, density=density, chains=chains, seed=seed, start=start, compile=compile,
+        chains_per_batch=chains_per_batch, threads=threads,
+    )  # fmt: skip
+    check_counts(1, workers=workers, chunk=chunk)
+    place = _Execution(chunk, workers, executor, progress)
     if path is not None:
-        return _on_disk(job, execution, Path(path), resume, show)
-    if resume:
-        raise InputError("expected the folder of the run to be resumed, found no path: give path=")
-    if _elsewhere(execution):
-        with tempfile.TemporaryDirectory(prefix="onebasin-") as folder:
-            found = _on_disk(job, execution, Path(folder) / "run", False, show, kept=True)
-            return found.to("cpu")  # out of the folder, which goes
-    return _in_memory(job, execution, show)
+        return _on_disk(job, place, Path(path))
+    if (executor is None and (workers or 1) == 1) or isinstance(executor, SerialExecutor):
+        return _in_memory(job, place)
+    with tempfile.TemporaryDirectory(prefix="onebasin-") as folder:  # workers need one to write to
+        return _on_disk(job, place, Path(folder) / "run").to("cpu")  # out of the folder, which goes
 
 
-def _elsewhere(execution: Execution) -> bool:
-    """Whether other processes may be at work, which need a folder to write to."""
-    executor = execution.get("executor")
-    return execution.get("workers", 1) > 1 if executor is None else not isinstance(executor, SerialExecutor)
+@dataclass(frozen=True, eq=False)
+class _Execution:
+    """How a run is carried out, which its draws do not depend on."""
+
+    chunk: int | None
+    workers: int | None
+    executor: str | Executor | None
+    progress: Progress | None
+
+    def opened(self, batches: list[ChainBatch]) -> AbstractContextManager[Executor]:
+        """The executor, with no more workers than find work."""
+        workers = None if self.workers is None else min(self.workers, len(batches))
+        return executor_for({"workers": workers, "executor": self.executor})
+
+    def report(self, batches: list[ChainBatch]) -> Report | None:
+        """What adds up the progress of batches; None without `progress`."""
+        return None if self.progress is None else ProgressSum(self.progress, len(batches))
 
 
-def _in_memory(job: Job, execution: Execution, show: Show | None) -> Population:
-    memory, units = Memory(), job.units(execution.get("chunk"))
-    with _cluster(job, execution, units, kept=True):
-        run_here(job, units, memory, teller(units, show))
-    shards = [shard for unit in units for shard in memory.shards[unit.name]]
-    info = stack_info([join_info([shard.info for shard in memory.shards[unit.name]]) for unit in units])
+def _in_memory(job: Job, execution: _Execution) -> Population:
+    memory, batches, runner = Memory(), job.batches(execution.chunk), Runner(job)
+    report = execution.report(batches)
+    for batch in batches:
+        runner(batch, memory, report)
+    shards = [shard for batch in batches for shard in memory.shards[batch.name]]
+    info = stack_info([join_info([shard.info for shard in memory.shards[batch.name]]) for batch in batches])
     population = Population.from_stacked(
         {name: torch.cat([shard.tensors[name] for shard in shards]) for name in shards[0].tensors},
         chain=torch.cat([shard.chain for shard in shards]),
@@ -104,38 +157,25 @@ def _in_memory(job: Job, execution: Execution, show: Show | None) -> Population:
     return by_chain(population)
 
 
-def _on_disk(
-    job: Job, execution: Execution, path: Path, resume: bool, show: Show | None, *, kept: bool = False
-) -> Population:
-    """Run into a folder; `kept` says that the draws will be held in memory too."""
+def _on_disk(job: Job, execution: _Execution, path: Path) -> Population:
     stored = read_definition(path)
-    if stored is not None and resume:
+    if stored is not None:
         job = replace(job, **{name: stored[name] for name in job.open})
-    check_run(path, stored, resume)
+    elif path.is_dir() and {entry.name for entry in path.iterdir()} - {RUN}:
+        raise InputError(f"expected a new or empty folder, but {path} is not empty: choose another path")
     with alone(path):
-        definition = agreed(path, {**job.definition(), "chunk": execution.get("chunk")}, stored)
-        units = job.units(definition["chunk"])
-        disk = Disk(path, as_spec(job.model), definition)
-        with _cluster(job, execution, units, kept=kept) as executor:
+        definition = agreed(path, {**job.definition(), "chunk": execution.chunk}, stored, job.defaults())
+        batches = job.batches(definition["chunk"])
+        disk, report = Disk(path, as_spec(job.model), definition), execution.report(batches)
+        with execution.opened(batches) as executor:
             if isinstance(executor, SerialExecutor):
-                run_here(job, units, disk, teller(units, show))
+                runner = Runner(job)
+                for batch in batches:
+                    runner(batch, disk, report)
             else:
-                run_apart(job, units, disk, teller(units, show), executor)
+                run_in_workers(job, batches, disk, report, executor)
     population = by_chain(Population.open(path))
-    diagnostics: Mapping[str, Any] = summary(read_info(path))
-    return replace(population, provenance={**population.provenance, "diagnostics": diagnostics})
-
-
-def _cluster(
-    job: Job, execution: Execution, units: list[ChainBatch], *, kept: bool
-) -> AbstractContextManager[Executor]:
-    """Who runs the units: of the workers that were asked for, no more than find work."""
-    places, workers = dict(execution), execution.get("workers")
-    if workers is not None:
-        places["workers"] = min(workers, len(units))
-    if execution.get("memory") is None:
-        return executor_for(places)
-    return executor_for(places, each=unit_bytes(job), here=kept_bytes(job) if kept else 0)
+    return replace(population, provenance={**population.provenance, "diagnostics": summary(read_info(path))})
 
 
 def by_chain(population: Population) -> Population:

@@ -1,4 +1,4 @@
-"""Where chains begin: fresh random networks, the model's own weights, or networks that somebody gives."""
+"""Where chains begin: fresh random networks, the model's own weights, or the members of a population."""
 
 from __future__ import annotations
 
@@ -17,20 +17,13 @@ from onebasin.inference.target import DensityEvaluation
 from onebasin.population import Population
 from onebasin.state import State
 
-Given = str | Population
-WORDS = ("fresh", "model")
+Start = str | Population
 
 
-def networks_at(model: nn.Module, layout: ParameterLayout, start: Given, chains: Sequence[int], seed: int) -> Draws:
+def first_networks(model: nn.Module, layout: ParameterLayout, start: Start, chains: Sequence[int], seed: int) -> Draws:
     """The first network of each chain.
 
-    Args:
-        model: the architecture.
-        layout: where its weights lie.
-        start: "fresh" for newly initialised networks, "model" for the weights that the model has, or a population,
-            whose member c mod n is the start of chain c.
-        chains: the chains, by number.
-        seed: of the run.
+    Newly initialised for "fresh", the weights of the model for "model"; of a population, member c mod n for chain c.
     """
     if isinstance(start, Population):
         if not len(start):
@@ -43,15 +36,17 @@ def networks_at(model: nn.Module, layout: ParameterLayout, start: Given, chains:
     elif start == "fresh":
         states = [fresh(model, seed, chain) for chain in chains]
     else:
-        raise InputError(f'expected start "fresh", "model" or a Population, found {start!r}: choose one of them')
+        raise InputError(f'expected start "fresh", "model" or a Population, found {start!r}: give "fresh"')
     position = torch.stack([layout.join(state) for state in states]).to(layout.device)
-    rest = {name: torch.stack([widened(state[name].detach()) for state in states]) for name in layout.rest(model)}
-    return Draws(position, rest, torch.full((len(chains),), float("nan"), dtype=torch.float64))
+    buffers = {
+        name: torch.stack([widened(state[name].detach()) for state in states]) for name in layout.buffers_of(model)
+    }
+    return Draws(position, buffers, torch.full((len(chains),), float("nan"), dtype=torch.float64))
 
 
-def check_start(found: DensityEvaluation, chains: Sequence[int]) -> None:
-    """Refuse starts where density or gradient is not finite: no sampler finds a way out of there."""
-    bad = ~found.finite
+def check_start(evaluation: DensityEvaluation, chains: Sequence[int]) -> None:
+    """Raise for starts where density or gradient is not finite: no sampler finds a way out of there."""
+    bad = ~evaluation.finite
     if bool(bad.any()):
         raise InputError(
             "expected a finite log density at the start, found none at the start of chain "
@@ -77,11 +72,11 @@ def fresh(model: nn.Module, seed: int, chain: int) -> State:
     stream = generator(seed, "initial spread", chain)
     for value in unreset(twin):
         if value.numel() > 1:
-            kept = value.detach()
-            noise = torch.randn(kept.shape, generator=stream, dtype=torch.float32).to(kept)
-            spread = kept.float().std()
+            before = value.detach()
+            noise = torch.randn(before.shape, generator=stream, dtype=torch.float32).to(before)
+            spread = before.float().std()
             if float(spread) > 0:
-                value.data = kept.float().mean().to(kept) + spread.to(kept) * noise
+                value.data = before.float().mean().to(before) + spread.to(before) * noise
     return {name: value.detach() for name, value in twin.state_dict().items() if isinstance(value, Tensor)}
 
 

@@ -1,4 +1,4 @@
-"""From a model and data to a Target: the user's module as a function of one network's weights."""
+"""The posterior as a function of flat positions: potential and gradient of many chains at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypedDict, Unpack
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +35,6 @@ from onebasin.inference.likelihood import LogLikelihood, Noise, bernoulli, categ
 from onebasin.inference.seeds import Streams, derived, generator
 from onebasin.parallel import settled
 from onebasin.state import State, state_of
-
-# ----------------------------------------------------------------------
-# Which examples a step sees: every chain goes through its own shuffled data, epoch by epoch.
 
 
 class Minibatches:
@@ -76,27 +73,23 @@ class Minibatches:
         return torch.stack([self._orders[key][rows] for key in wanted])
 
 
-# ----------------------------------------------------------------------
-# The posterior as a function of flat positions: potential and gradient of many chains at once.
-
-
 PIECE = 4096  # examples in one pass over the whole data; bounds the memory of activations
 
 
 class DensityEvaluation(NamedTuple):
-    """What one pass over the data (or a mini-batch) tells about every chain.
+    """Potential and gradient of every chain, from one pass over the data or a mini-batch.
 
     Attributes:
         gradient: dU/dtheta (chains, D).
         log_likelihood: of the whole data, or its estimate from the mini-batch; float64 (chains,).
         log_prior: float64 (chains,).
-        rest: what is carried beside the weights; new running statistics after a pass in training mode.
+        buffers: what is carried beside the weights; new running statistics after a pass in training mode.
     """
 
     gradient: Tensor
     log_likelihood: Tensor
     log_prior: Tensor
-    rest: State
+    buffers: State
 
     @property
     def potential(self) -> Tensor:
@@ -109,13 +102,13 @@ class DensityEvaluation(NamedTuple):
         return torch.isfinite(self.gradient).all(1) & torch.isfinite(self.potential)
 
 
-# What is known of a single network, without a chain axis: (sampled weights, rest, data, training mode) -> log
-# likelihoods (n,) of the examples in `data`, and the rest after the pass.
+# What is known of a single network, without a chain axis: (sampled weights, buffers, data, training mode) -> log
+# likelihoods (n,) of the examples in `data`, and the buffers after the pass.
 OneNetwork = Callable[[Mapping[str, Tensor], State, Any, bool], tuple[Tensor, State]]
 
 
 class Outputs(Protocol):
-    """The model as a function of one network's weights, for those who look inside: curvature, activations.
+    """The model as a function of one network's weights, for curvature and dropout, which put hooks on it.
 
     Attributes:
         model: the module that is called; hooks may be put on it and must be taken off again.
@@ -125,8 +118,10 @@ class Outputs(Protocol):
     model: nn.Module
     constant: frozenset[str]
 
-    def __call__(self, sampled: Mapping[str, Tensor], rest: State, call: Any, training: bool) -> tuple[Tensor, State]:
-        """The outputs (n, ...), and the rest as the pass has left it."""
+    def __call__(
+        self, sampled: Mapping[str, Tensor], buffers: State, call: Any, training: bool
+    ) -> tuple[Tensor, State]:
+        """The outputs (n, ...), and the buffers as the pass has left it."""
 
 
 class Mode(NamedTuple):
@@ -163,7 +158,7 @@ class Target:
         leaves: the tensors of inputs and targets, examples on the first axis; empty without data.
         structure: how `data` for `one` is made of the leaves.
         examples: N.
-        rest: what a network carries beside its sampled weights.
+        buffers: what a network carries beside its sampled weights.
         compile: whether gradients are compiled.
         piece: examples in one pass over the whole data.
         outputs: the model's outputs for the arguments in `data`; None without data.
@@ -176,25 +171,25 @@ class Target:
     leaves: list[Tensor]
     structure: Any
     examples: int
-    rest: State
+    buffers: State
     compile: bool = False
     piece: int = PIECE
     outputs: Outputs | None = None
     likelihood: LogLikelihood | None = None
-    _made: dict[tuple[Any, ...], Ready] = field(default_factory=dict)
+    _functions: dict[tuple[Any, ...], Ready] = field(default_factory=dict)
 
-    def rest_of(self, chains: int) -> State:
-        """The model's own rest, once per chain (chains, ...)."""
-        return {name: value.expand(chains, *value.shape).clone() for name, value in self.rest.items()}
+    def buffers_for(self, chains: int) -> State:
+        """The model's buffers, once per chain (chains, ...)."""
+        return {name: value.expand(chains, *value.shape).clone() for name, value in self.buffers.items()}
 
     def __call__(
-        self, position: Tensor, rest: State, rows: Tensor | None = None, *, training: bool = False, seed: int = 0
+        self, position: Tensor, buffers: State, rows: Tensor | None = None, *, training: bool = False, seed: int = 0
     ) -> DensityEvaluation:
         """Potential and gradient at positions (chains, D).
 
         Args:
             position: the weights.
-            rest: what each chain carries beside them (chains, ...).
+            buffers: what each chain carries beside them (chains, ...).
             rows: None for the whole data; indices (n,) of a mini-batch shared by all chains, or (chains, n).
             training: run the model in training mode: batch statistics are used and running ones updated, dropout drops.
             seed: of the model's own random numbers in training mode.
@@ -202,73 +197,73 @@ class Target:
         with torch.no_grad():
             if rows is not None:
                 taken, factor = [leaf[rows] for leaf in self.leaves], self.examples / rows.shape[-1]
-                return self._pass(position, rest, taken, Mode(rows.dim() == 2, True, training, factor), seed)
+                return self._pass(position, buffers, taken, Mode(rows.dim() == 2, True, training, factor), seed)
             if self.examples <= self.piece:
-                return self._pass(position, rest, self.leaves, Mode(False, True, training, 1.0), seed)
-            return self._pieces(position, rest, training, seed)
+                return self._pass(position, buffers, self.leaves, Mode(False, True, training, 1.0), seed)
+            return self._pieces(position, buffers, training, seed)
 
-    def log_density(self, position: Tensor, rest: State) -> Tensor:
+    def log_density(self, position: Tensor, buffers: State) -> Tensor:
         """Log likelihood of the whole data + log prior, in evaluation mode, float64 (chains,)."""
-        return -self(position, rest).potential
+        return -self(position, buffers).potential
 
-    def _pieces(self, position: Tensor, rest: State, training: bool, seed: int) -> DensityEvaluation:
+    def _pieces(self, position: Tensor, buffers: State, training: bool, seed: int) -> DensityEvaluation:
         """The whole data, piece by piece; gradients and log likelihoods add up."""
         total: DensityEvaluation | None = None
         for number, (rows, _) in enumerate(batches(tuple(self.leaves), self.piece)):
             taken = [leaf[rows] for leaf in self.leaves]
             mode = Mode(False, total is None, training, 1.0)
-            found = self._pass(position, rest, taken, mode, derived(seed, "piece", number))
-            rest = found.rest
+            part = self._pass(position, buffers, taken, mode, derived(seed, "piece", number))
+            buffers = part.buffers
             if total is not None:
-                likelihood = total.log_likelihood + found.log_likelihood
-                found = DensityEvaluation(total.gradient + found.gradient, likelihood, total.log_prior, rest)
-            total = found
+                likelihood = total.log_likelihood + part.log_likelihood
+                part = DensityEvaluation(total.gradient + part.gradient, likelihood, total.log_prior, buffers)
+            total = part
         assert total is not None  # there are leaves
         return total
 
-    def _pass(self, position: Tensor, rest: State, taken: list[Tensor], mode: Mode, seed: int) -> DensityEvaluation:
-        arguments = [position, *rest.values(), *taken]
+    def _pass(self, position: Tensor, buffers: State, taken: list[Tensor], mode: Mode, seed: int) -> DensityEvaluation:
+        arguments = [position, *buffers.values(), *taken]
         key = (mode, *(tensor.shape for tensor in arguments))
-        if key not in self._made:
-            self._made[key] = self._ready(list(rest), arguments, mode)
-        ready = self._made[key]
+        if key not in self._functions:
+            self._functions[key] = self._ready(list(buffers), arguments, mode)
+        ready = self._functions[key]
         with global_seed(seed) if mode.training and not ready.compiled else nullcontext():
             gradient, likelihood, prior, *changed = ready.function(*arguments)
-        after = dict(zip(rest, changed, strict=True)) if mode.training else rest
+        after = dict(zip(buffers, changed, strict=True)) if mode.training else buffers
         return DensityEvaluation(gradient, likelihood, prior, after)
 
     def _ready(self, names: Sequence[str], arguments: list[Tensor], mode: Mode) -> Ready:
-        made = self._vectorised(names, mode)
+        eager = self._vectorised(names, mode)
         with global_seed(0):  # trials must not move the generator
             try:
-                made(*arguments)
+                eager(*arguments)
             except (RuntimeError, ValueError, TypeError, IndexError) as error:  # vmap refuses in many ways
                 raise InputError(
                     f"the model could not be computed for {len(arguments[0])} chains at once ({type(error).__name__}: "
                     f"{error}): it must work under torch.func.functional_call and vmap, in "
                     f"{'training' if mode.training else 'evaluation'} mode with {_examples(arguments, mode)}"
                 ) from error
-            fast = compiled(made, arguments) if self.compile else None
-        return Ready(fast or made, fast is not None)
+            fast = compiled(eager, arguments) if self.compile else None
+        return Ready(fast or eager, fast is not None)
 
     def _vectorised(self, names: Sequence[str], mode: Mode) -> Function:
         """All chains in one pass, as a function of flat tensors."""
         layout, prior = self.layout, self.prior
 
-        def negative(sampled: State, rest: State, data: list[Tensor]) -> tuple[Tensor, tuple[Tensor, State]]:
+        def negative(sampled: State, buffers: State, data: list[Tensor]) -> tuple[Tensor, tuple[Tensor, State]]:
             given = tree_unflatten(data, self.structure) if data else None
-            values, after = self.one(sampled, rest, given, mode.training)
+            values, after = self.one(sampled, buffers, given, mode.training)
             return -mode.factor * values.sum(), (mode.factor * values.detach().double().sum(), after)
 
         axes = (0, 0, 0 if mode.own else None)
         several = vmap(grad(negative, has_aux=True), in_dims=axes, randomness="different")
 
-        def function(position: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
-            rest = dict(zip(names, others[: len(names)], strict=True))
+        def function(position: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+            buffers = dict(zip(names, tensors[: len(names)], strict=True))
             with warnings.catch_warnings():
                 # An operation without a batching rule is looped over by torch, which then warns that this is slow.
                 warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-                slopes, (likelihood, after) = several(layout.split(position), rest, list(others[len(names) :]))
+                slopes, (likelihood, after) = several(layout.split(position), buffers, list(tensors[len(names) :]))
             gradient = torch.cat([slopes[name].reshape(len(position), -1) for name in layout.names], dim=1)
             before = torch.zeros_like(likelihood)
             if mode.prior:
@@ -285,36 +280,12 @@ def _examples(arguments: list[Tensor], mode: Mode) -> str:
     return f"{count} examples"
 
 
-# ----------------------------------------------------------------------
-# From a model and data to a Target: the user's module as a function of one network's weights.
-
-
 Data = tuple[Inputs, Tensor] | None
 LogDensity = Callable[[Mapping[str, Tensor]], Tensor]
 
 
-class Density(TypedDict, total=False):
-    """What the posterior is, apart from model and data.
-
-    Attributes:
-        prior: standard deviation of the Gaussian prior; a dict of them by tensor name or pattern; None for a flat one.
-        likelihood: "categorical", "bernoulli", "gaussian" or a function (outputs, targets) -> (examples,).
-        noise: standard deviation of gaussian targets, or "learned".
-        log_density: a function of one network's parameters that replaces prior and likelihood; then there are no data.
-        compile: compile gradients; by default where a C++ compiler is found and the run is long.
-        piece: examples in one pass over the whole data.
-    """
-
-    prior: Scale
-    likelihood: str | LogLikelihood | None
-    noise: Noise
-    log_density: LogDensity | None
-    compile: bool | None
-    piece: int
-
-
 class Called:
-    """A copy of the model, called with somebody else's weights; the original is never touched again."""
+    """A copy of the model that is called with given weights; the original is left alone."""
 
     def __init__(self, model: nn.Module, layout: ParameterLayout) -> None:
         self.layout = layout
@@ -328,14 +299,16 @@ class Called:
         # Buffers outside of the state dict are part of the function.
         self.fixed = {name: value for name, value in self.model.named_buffers() if name not in stored}
 
-    def __call__(self, sampled: Mapping[str, Tensor], rest: State, call: Any, training: bool) -> tuple[Tensor, State]:
-        """The outputs, and the rest as the pass has left it."""
+    def __call__(
+        self, sampled: Mapping[str, Tensor], buffers: State, call: Any, training: bool
+    ) -> tuple[Tensor, State]:
+        """The outputs, and the buffers as the pass has left it."""
         if training:
             self._train()
         else:
             self.model.eval()
-        after = {name: value.clone() for name, value in rest.items()} if training else rest
-        weights = {**self.fixed, **self.layout.everything(sampled, after)}
+        after = {name: value.clone() for name, value in buffers.items()} if training else buffers
+        weights = {**self.fixed, **self.layout.whole_state(sampled, after)}
         arguments, options = call
         return one_tensor(
             self.model, functional_call(self.model, weights, arguments, options, tie_weights=False)
@@ -348,37 +321,45 @@ class Called:
             module.training = False
 
 
-def target_of(model: nn.Module, data: Data, **options: Unpack[Density]) -> Target:
-    """The posterior of a model's weights given data, or another density over them.
+def target_of(
+    model: nn.Module,
+    data: Data,
+    *,
+    prior: Scale = 1.0,
+    likelihood: str | LogLikelihood | None = None,
+    noise: Noise = None,
+    log_density: LogDensity | None = None,
+    compile: bool = False,
+    piece: int = PIECE,
+) -> Target:
+    """The posterior of a model's weights given data, or another density over them; options as in `sample`.
 
     >>> target = target_of(nn.Linear(2, 1), (torch.zeros(5, 2), torch.zeros(5)), noise=0.5, prior=2.0)
-    >>> target(torch.zeros(3, 3), target.rest_of(3)).gradient.shape
+    >>> target(torch.zeros(3, 3), target.buffers_for(3)).gradient.shape
     torch.Size([3, 3])
     """
     layout = ParameterLayout.of(model)
-    custom = options.get("log_density")
-    if custom is not None and (data is not None or "prior" in options or "likelihood" in options):
-        raise InputError(
-            "log_density= is the whole density, but data, prior or likelihood were given too: leave them out, or put "
-            "them into the function"
-        )
-    prior = Prior.of(layout, None if custom is not None else options.get("prior", 1.0))
-    rest = layout.rest(model)
-    compile_, piece = bool(options.get("compile")), options.get("piece", PIECE)
-
-    if custom is not None or data is None:
+    buffers = layout.buffers_of(model)
+    if log_density is not None:
+        if data is not None or prior not in (1.0, None) or likelihood is not None:
+            raise InputError(
+                "log_density= is the whole density, but data, prior or likelihood were given too: leave them out, or "
+                "put them into the function"
+            )
+        prior = None
+        _check_density(log_density, {name: value.detach() for name, value in model.named_parameters()})
+    gaussian = Prior.of(layout, prior)
+    if data is None:
 
         def alone(sampled: Mapping[str, Tensor], own: State, given: Any, training: bool) -> tuple[Tensor, State]:
-            if custom is None:
+            if log_density is None:
                 return sampled[layout.names[0]].new_zeros(1), own
-            return custom(sampled).reshape(1), own
+            return log_density(sampled).reshape(1), own
 
-        if custom is not None:
-            _check_density(custom, {name: value.detach() for name, value in model.named_parameters()})
-        return Target(layout, prior, alone, [], None, 0, rest, compile_, piece)
+        return Target(layout, gaussian, alone, [], None, 0, buffers, compile, piece)
 
     call, targets = _checked(model, layout, data)
-    likelihood = _likelihood(model, data, targets, options.get("likelihood"), options.get("noise"))
+    chosen = _likelihood(model, data, targets, likelihood, noise)
     leaves, structure = tree_flatten((call, targets))
     if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
         raise InputError(
@@ -386,18 +367,9 @@ def target_of(model: nn.Module, data: Data, **options: Unpack[Density]) -> Targe
             "wrapper module"
         )
     called = Called(model, layout)
+    one = judged(called, chosen)
     return Target(
-        layout,
-        prior,
-        judged(called, likelihood),
-        settled(leaves),
-        structure,
-        len(targets),
-        rest,
-        compile_,
-        piece,
-        called,
-        likelihood,
+        layout, gaussian, one, settled(leaves), structure, len(targets), buffers, compile, piece, called, chosen
     )
 
 

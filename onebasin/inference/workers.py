@@ -1,4 +1,8 @@
-"""Who computes the units: this process, or the workers of a cluster."""
+"""Batches of chains in worker processes, which write to the folder of the run.
+
+The process that gives batches away and the workers exchange small files in `run/workers`: a token that names the run
+that is going on, one lock per batch, and the progress of each batch.
+"""
 
 from __future__ import annotations
 
@@ -14,57 +18,52 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from onebasin.errors import InputError, StorageError
-from onebasin.inference.driver import Job, Progress, Tell, UnitRun
-from onebasin.inference.journal import RUN, ChainBatch, Disk, Journal, RunPlace
-from onebasin.inference.start import networks_at
+from onebasin.inference.driver import BatchProgress, Report, Runner
+from onebasin.inference.job import ChainBatch, Job
+from onebasin.inference.journal import RUN, Disk
 from onebasin.parallel import Executor
 from onebasin.storage import HeldElsewhere, held, make_folder, publish, real_path, temporary_beside
 
-# ----------------------------------------------------------------------
-# What the process that gives units away and those that run them tell each other: small files in the folder `run
-
-
-_TELL_SECONDS = 0.5  # between two news of a unit
-_HEED_SECONDS = 0.2  # between two looks at the token
-_PREDECESSOR_SECONDS = 60.0  # for who still runs a unit, and will notice at its next step that it should not
+_REPORT_SECONDS = 0.5  # between two reports of a batch
+_TOKEN_SECONDS = 0.2  # between two looks at the token
+_PREDECESSOR_SECONDS = 60.0  # for a worker of an earlier run, which notices at its next step that it should end
+_PATIENCE = 10.0  # seconds that workers have to write what they have when a run is interrupted
 
 
 @dataclass(frozen=True)
-class Blackboard:
-    """The folder, as one run sees it.
+class WorkerChannel:
+    """The files through which one run and its workers speak.
 
     Attributes:
         path: the folder of the population.
-        token: of this run.
+        token: the name of this run.
     """
 
     path: Path
     token: str
 
     @classmethod
-    def opened(cls, path: Path) -> Blackboard:
+    def opened(cls, path: Path) -> WorkerChannel:
         """Begin a run; workers of an earlier one, if there are any left, read here that they should end."""
-        board = cls(real_path(path), secrets.token_hex(8))
-        if board.folder.is_symlink():  # somebody's folder elsewhere, in which nothing should be written or deleted
-            raise StorageError(f"expected a folder, found that {board.folder} is a link: delete it, and try again")
-        make_folder(board.folder)
-        for news in board.folder.glob("u*.json"):
-            news.unlink(missing_ok=True)
-        publish(board.folder / "token", lambda file: file.write(board.token.encode()), replace=True)
-        return board
+        channel = cls(real_path(path), secrets.token_hex(8))
+        if channel.folder.is_symlink():  # to a folder elsewhere, in which nothing should be written or deleted
+            raise StorageError(f"expected a folder, found that {channel.folder} is a link: delete it, and try again")
+        make_folder(channel.folder)
+        for report in channel.folder.glob("u*.json"):
+            report.unlink(missing_ok=True)
+        publish(channel.folder / "token", lambda file: file.write(channel.token.encode()), replace=True)
+        return channel
 
     @property
     def folder(self) -> Path:
         """Where the files are."""
-        return self.path / RUN / "crew"
+        return self.path / RUN / "workers"
 
     def end(self) -> None:
         """Tell all workers to end."""
         if self._wanted():
-            with suppress(OSError):  # it has just gone, or a disk refuses everything, which is said elsewhere
+            with suppress(OSError):  # it is gone already, or the disk refuses, which the draws will say
                 (self.folder / "token").unlink()
 
     def closed(self, seconds: float) -> None:
@@ -74,18 +73,18 @@ class Blackboard:
         try:
             for lock in self.folder.glob("*.lock"):
                 with held(lock, end - time.monotonic()):
-                    pass  # whoever takes it from now on finds no token
+                    pass  # the next worker that takes it finds no token
         except HeldElsewhere:
             return
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def heed(self) -> Callable[[], None]:
-        """What a worker calls at every step; raises KeyboardInterrupt when it should end."""
+    def check_stop(self) -> Callable[[], None]:
+        """A function for every step of a worker, which raises KeyboardInterrupt when it should end."""
         parent, latest = os.getppid(), float("-inf")
 
         def look() -> None:
             nonlocal latest
-            if time.monotonic() - latest < _HEED_SECONDS:
+            if time.monotonic() - latest < _TOKEN_SECONDS:
                 return
             latest = time.monotonic()
             if os.getppid() != parent or not self._wanted():
@@ -100,60 +99,57 @@ class Blackboard:
             return False
 
     @contextmanager
-    def taken(self, unit: ChainBatch) -> Iterator[None]:
-        """Hold a unit inside the block: never do two processes write the same draws.
-
-        Raises:
-            KeyboardInterrupt: nobody wants it any more.
-        """
+    def taken(self, batch: ChainBatch) -> Iterator[None]:
+        """Hold a batch, so that no two processes write the same draws; KeyboardInterrupt where the run has ended."""
         if not (self.path / RUN).is_dir():
             raise InputError(
                 f"expected the folder of the run at {self.path}, found none on the machine of a worker: give a path "
                 "that all machines of the cluster see"
             )
-        look = self.heed()
+        look = self.check_stop()
         look()
         try:
-            with held(self.folder / f"{unit.name}.lock", _PREDECESSOR_SECONDS, look):
-                self.heed()()
+            with held(self.folder / f"{batch.name}.lock", _PREDECESSOR_SECONDS, look):
+                self.check_stop()()
                 yield
         except HeldElsewhere as error:
             raise StorageError(
-                f"another process is at work on {unit.name} in {self.path} and does not end: end it, and resume the run"
+                f"another process is at work on {batch.name} in {self.path} and does not end: end it, and call sample "
+                "again"
             ) from error
 
-    def write(self, unit: ChainBatch, progress: Progress) -> None:
-        """Write how far a unit is. It is of no use later, and no reason to fail."""
-        path = self.folder / f"{unit.name}.json"
+    def write(self, batch: ChainBatch, progress: BatchProgress) -> None:
+        """Write how far a batch is; a failure to do so is no reason to stop."""
+        path = self.folder / f"{batch.name}.json"
         temporary = temporary_beside(path)
         with suppress(OSError):
             temporary.write_text(json.dumps(asdict(progress)), encoding="utf-8")
             os.replace(temporary, path)
 
-    def read(self, unit: ChainBatch) -> Progress | None:
-        """How far a unit is; None where it has not said so."""
+    def read(self, batch: ChainBatch) -> BatchProgress | None:
+        """How far a batch is; None where nothing is written."""
         try:
-            return Progress(**json.loads((self.folder / f"{unit.name}.json").read_text(encoding="utf-8")))
+            return BatchProgress(**json.loads((self.folder / f"{batch.name}.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 
 
 @dataclass(eq=False)
-class Reporter:
-    """Writes the progress of a unit now and then; use it as a context manager, so that the end is told as well."""
+class ReportWriter:
+    """A Report in a worker, which writes now and then; as a context manager it also writes the last one."""
 
-    board: Blackboard
-    unit: ChainBatch
-    _latest: Progress | None = None
+    channel: WorkerChannel
+    batch: ChainBatch
+    _latest: BatchProgress | None = None
     _written: float = float("-inf")
 
-    def __call__(self, unit: ChainBatch, progress: Progress) -> None:
-        """Take news."""
+    def __call__(self, batch: ChainBatch, progress: BatchProgress) -> None:
+        """Take the progress of the batch."""
         self._latest = progress
-        if time.monotonic() - self._written > _TELL_SECONDS:
+        if time.monotonic() - self._written > _REPORT_SECONDS:
             self._write()
 
-    def __enter__(self) -> Reporter:
+    def __enter__(self) -> ReportWriter:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -161,115 +157,71 @@ class Reporter:
 
     def _write(self) -> None:
         if self._latest is not None:
-            self.board.write(self.unit, self._latest)
+            self.channel.write(self.batch, self._latest)
             self._latest, self._written = None, time.monotonic()
 
 
 @dataclass(eq=False)
-class Listener:
-    """Passes on what units have written since it last looked."""
+class ReportReader:
+    """Passes on what workers have written since it last looked."""
 
-    board: Blackboard
-    units: list[ChainBatch]
-    tell: Tell
-    _heard: dict[str, Progress] = field(default_factory=dict)
+    channel: WorkerChannel
+    batches: list[ChainBatch]
+    report: Report
+    _known: dict[str, BatchProgress] = field(default_factory=dict)
     _looked: float = float("-inf")
 
     def __call__(self) -> None:
         """Look, unless it did so just now."""
-        if time.monotonic() - self._looked > _TELL_SECONDS:
+        if time.monotonic() - self._looked > _REPORT_SECONDS:
             self.look()
 
     def look(self) -> None:
         """Look now."""
         self._looked = time.monotonic()
-        for unit in self.units:
-            progress = self.board.read(unit)
-            if progress is not None and progress != self._heard.get(unit.name):
-                self._heard[unit.name] = progress
-                self.tell(unit, progress)
+        for batch in self.batches:
+            progress = self.channel.read(batch)
+            if progress is not None and progress != self._known.get(batch.name):
+                self._known[batch.name] = progress
+                self.report(batch, progress)
 
 
-# ----------------------------------------------------------------------
-# Who computes the units: this process, or the workers of a cluster.
+def run_in_workers(job: Job, batches: list[ChainBatch], disk: Disk, report: Report | None, executor: Executor) -> None:
+    """Run batches in workers, which write to the disk. When this process is interrupted, they are too.
 
-
-_PATIENCE = 10.0  # seconds that workers have to write what they have when a run is interrupted
-
-
-class Runner:
-    """A job made ready: target and plan are built once, units run one after the other."""
-
-    def __init__(self, job: Job) -> None:
-        """Build them."""
-        self.job = job
-        self.target = job.target()
-        self.plan = job.plan(self.target)
-
-    def __call__(
-        self, unit: ChainBatch, journal: Journal, tell: Tell | None = None, heed: Callable[[], None] | None = None
-    ) -> RunPlace:
-        """Run one unit; `tell` and `heed` as in `UnitRun`."""
-        job, layout = self.job, self.target.layout
-        run = UnitRun(self.plan, layout, job.seed, tell, heed)
-        with threads(job.threads):
-            return run(unit, lambda: networks_at(job.model, layout, job.start, unit.window, job.seed), journal)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let torch use so many threads inside the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def run_here(job: Job, units: list[ChainBatch], journal: Journal, tell: Tell | None) -> None:
-    """Run units one after the other."""
-    runner = Runner(job)
-    for unit in units:
-        runner(unit, journal, tell)
-
-
-def run_apart(job: Job, units: list[ChainBatch], disk: Disk, tell: Tell | None, executor: Executor) -> None:
-    """Run units in workers, which write to the disk. When this process is interrupted, they are too.
-
-    A unit whose worker died is given to another, which goes on from the last checkpoint.
+    A batch whose worker died is given to another, which goes on from the last checkpoint.
     """
-    disk.writer(units[0])  # the manifest is there before several processes write
-    board = Blackboard.opened(disk.path.absolute())
-    listen = None if tell is None else Listener(board, units, tell)
-    crew = Crew(job, disk.provenance, board, told=tell is not None)
+    disk.writer(batches[0])  # the manifest is there before several processes write
+    channel = WorkerChannel.opened(disk.path.absolute())
+    reader = None if report is None else ReportReader(channel, batches, report)
+    shared = WorkerJob(job, disk.provenance, channel, reporting=report is not None)
     finished = []
     try:
-        for found in executor.map(run_unit, units, shared=crew, idle=listen):
-            finished.append(found)  # where one unit fails the others end early, and its error comes in its turn
-            if listen is not None:
-                listen.look()
+        for done in executor.map(run_batch, batches, shared=shared, idle=reader):
+            finished.append(done)  # where one batch fails the others end early, and its error comes in its turn
+            if reader is not None:
+                reader.look()
     finally:
-        board.closed(_PATIENCE)
+        channel.closed(_PATIENCE)
     if not all(finished):
-        raise StorageError(f"another process has ended the run in {disk.path}: wait for it, then resume")
+        raise StorageError(f"another process has ended the run in {disk.path}: wait for it, then call sample again")
 
 
 @dataclass(frozen=True, eq=False)
-class Crew:
-    """What every worker needs to know.
+class WorkerJob:
+    """What is sent to every worker.
 
     Attributes:
         job: what is run.
         provenance: stored with the population.
-        board: where workers read whether to go on.
-        told: whether anybody wants to know how far they are.
+        channel: where workers read whether to go on.
+        reporting: whether workers write their progress.
     """
 
     job: Job
     provenance: Mapping[str, Any]
-    board: Blackboard
-    told: bool
+    channel: WorkerChannel
+    reporting: bool
 
     @cached_property
     def runner(self) -> Runner:
@@ -277,18 +229,18 @@ class Crew:
         return Runner(self.job)
 
 
-def run_unit(crew: Crew, unit: ChainBatch) -> bool:
-    """Run a unit in a worker, from where it was left; return whether it is finished."""
-    board = crew.board
-    reporter = Reporter(board, unit) if crew.told else None
+def run_batch(shared: WorkerJob, batch: ChainBatch) -> bool:
+    """Run a batch in a worker, from where it was left; return whether it is finished."""
+    channel = shared.channel
+    report = ReportWriter(channel, batch) if shared.reporting else None
     try:
-        with board.taken(unit), reporter or nullcontext():
-            # A journal of its own: another worker may have written since this one had the unit.
-            disk = Disk(board.path, crew.runner.target.layout.spec, crew.provenance)
-            crew.runner(unit, disk, reporter, board.heed())
+        with channel.taken(batch), report or nullcontext():
+            # A journal of its own: another worker may have written since this one had the batch.
+            disk = Disk(channel.path, shared.runner.target.layout.spec, shared.provenance)
+            shared.runner(batch, disk, report, channel.check_stop())
     except KeyboardInterrupt:
         return False  # what was drawn is written
     except Exception:
-        board.end()
+        channel.end()
         raise
     return True

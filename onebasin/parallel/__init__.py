@@ -2,6 +2,7 @@
 
 from onebasin.parallel.choose import ExecutionOptions, MemoryNeeds, execution_options_of, executor_for, open_executor
 from onebasin.parallel.executor import Executor, SerialExecutor
+from onebasin.parallel.progress import Progress
 from onebasin.parallel.serialize import as_arrived, settled, travel_by_value
 from onebasin.parallel.threads import one_thread, threads_for
 
@@ -9,6 +10,7 @@ __all__ = [
     "ExecutionOptions",
     "Executor",
     "MemoryNeeds",
+    "Progress",
     "SerialExecutor",
     "as_arrived",
     "execution_options_of",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import onebasin as ob
@@ -64,9 +64,9 @@ def followed(bench: Runs, pair: int) -> Followed:
     here, plan = setting(bench), bench.plan
     starts = [here.start(bench, "pair", pair, end) for end in range(2)]
     looks = plan.epochs // plan.every
-    options = {**sgd(bench), "modes": 2, "epochs": 0, "draws": looks, "every": plan.every}
-    options["start"] = ob.Population.from_states(starts)
-    kept = bench.networks(f"pair-{pair}", here.problem.model, here.problem.train, "ensemble", options)
+    method = replace(sgd(bench), epochs=0, draws=looks, every=plan.every)
+    options = {"chains": 2, "prior": None, "start": ob.Population.from_states(starts)}
+    kept = bench.networks(f"pair-{pair}", here.problem.model, here.problem.train, method, options)
     pairs = [(starts[0], starts[1]), *((kept.member(look), kept.member(looks + look)) for look in range(looks))]
     before, after = [], []
     for look, (a, b) in enumerate(pairs):

@@ -27,7 +27,7 @@ def mixing_table(bench: Runs) -> ob.reporting.Table:
     rows: list[tuple[ob.reporting.Cell, ...]] = []
     for run in range(plan.hmc_runs):
         samples = hmc(bench, run)
-        functions = ob.diagnose(samples, problem.model, problem.test[0][:_INPUTS], weights=False).functions
+        functions = ob.diagnose(problem.model, samples, problem.test[0][:_INPUTS], weights=False).functions
         told = samples.provenance["diagnostics"]
         assert functions is not None  # model and inputs were given
         rows.append(

@@ -118,7 +118,6 @@ def _flat(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 _START_EPOCHS = 20  # of the networks that chains start from
-_TRAINING: dict[str, Any] = {"optimiser": "adam", "rate": 1e-3, "batch": 100}
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,26 +140,24 @@ class Forms:
 def hmc(bench: Runs, run: int) -> ob.Population:
     """Samples of one run of HMC, several chains of them."""
     plan, problem = bench.plan, setting(bench).problem
+    method = ob.HMC(draws=plan.draws, warmup=plan.warmup, leapfrog=plan.leapfrog, epochs=_START_EPOCHS)
     options: dict[str, Any] = {
-        "modes": plan.chains,
-        "draws": plan.draws,
-        "warmup": plan.warmup,
-        "leapfrog": plan.leapfrog,
-        "epochs": _START_EPOCHS,
+        "chains": plan.chains,
         "prior": plan.prior,
-        "lanes": -(-plan.chains // plan.workers),
+        "chains_per_batch": -(-plan.chains // plan.workers),
         "threads": 1,
         "workers": plan.workers,
     }
-    return bench.networks(f"hmc-{run}", problem.model, problem.train, "hmc", options)
+    return bench.networks(f"hmc-{run}", problem.model, problem.train, method, options)
 
 
 def ensemble(bench: Runs, seed: int, units: int | None = None) -> ob.Population:
     """Independently trained networks, maximum a posteriori; of another width than the plan's if `units` are given."""
     plan, here = bench.plan, setting(bench, units)
-    options = {**_TRAINING, "modes": plan.members, "epochs": plan.ensemble_epochs, "prior": plan.prior}
+    method = ob.Ensemble(epochs=plan.ensemble_epochs, optimizer="adam", lr=1e-3, batch=100)
     name, problem = f"ensemble-{here.units}-{seed}", here.problem
-    return bench.networks(name, problem.model, problem.train, "ensemble", options)
+    options = {"chains": plan.members, "prior": plan.prior}
+    return bench.networks(name, problem.model, problem.train, method, options)
 
 
 def variational(bench: Runs, seed: int) -> ob.Posterior:
@@ -171,15 +168,11 @@ def variational(bench: Runs, seed: int) -> ob.Posterior:
         file = bench.folder / "networks" / f"vi-{seed}.safetensors"
         if not file.is_file():
             file.parent.mkdir(exist_ok=True)
-            settings: dict[str, Any] = {
-                "epochs": plan.vi_epochs,
-                "batch": 100,
-                "rate": plan.vi_rate,
-                "prior": plan.prior,
-            }
-            drawn = bench.number("vi", seed)
-            found = ob.approximate(problem.model, problem.train, "vi", seed=drawn, progress=bench.show, **settings)
-            found.save(file)
+            method, drawn = ob.VI(epochs=plan.vi_epochs, batch=100, lr=plan.vi_rate), bench.number("vi", seed)
+            posterior = ob.approximate(
+                problem.model, problem.train, method, prior=plan.prior, seed=drawn, progress=bench.show
+            )
+            posterior.save(file)
         return ob.load_posterior(file)
 
     return bench.once(f"vi-{seed}", made)

@@ -66,10 +66,10 @@ class Pair:
     trained: tuple[ob.State, ob.State]
 
 
-def sgd(bench: Runs, rate: float = 1.0) -> dict[str, object]:
-    """The paper's optimiser: plain cross-entropy, no weight decay."""
+def sgd(bench: Runs, rate: float = 1.0) -> ob.Ensemble:
+    """The paper's training; with prior=None it is plain cross-entropy without weight decay."""
     plan = bench.plan
-    return {"optimiser": "sgd", "rate": rate * plan.rate, "momentum": 0.9, "batch": 64, "prior": None}
+    return ob.Ensemble(optimizer="sgd", lr=rate * plan.rate, momentum=0.9, batch=64, epochs=plan.epochs)
 
 
 def pairs(bench: Runs, run: int) -> list[Pair]:
@@ -99,9 +99,8 @@ def pairs(bench: Runs, run: int) -> list[Pair]:
 def _trained(bench: Runs, name: str, starts: Sequence[ob.State], rate: float = 1.0) -> ob.Population:
     """Networks trained by SGD from these starts, each with its own order of the examples."""
     problem = setting(bench).problem
-    options = {**sgd(bench, rate), "modes": len(starts), "epochs": bench.plan.epochs}
-    options["start"] = ob.Population.from_states(starts)
-    return bench.networks(name, problem.model, problem.train, "ensemble", options)
+    options = {"chains": len(starts), "prior": None, "start": ob.Population.from_states(starts)}
+    return bench.networks(name, problem.model, problem.train, sgd(bench, rate), options)
 
 
 def compared(here: Setting, swaps: int, pair: Pair) -> Row:

@@ -90,7 +90,7 @@ def _mixing(bench: Bench[DemoPlan]) -> tuple[str, ob.reporting.Number, ob.report
     """Median R-hat of the first layer's weights."""
     name = next(iter(population(bench, "HMC").names))
     found = [
-        ob.diagnose(one).weights[name].median_rhat
+        ob.diagnose(None, one).weights[name].median_rhat
         for one in (population(bench, "HMC"), aligned(bench, "HMC").population)
     ]
     return "median R-hat of first-layer weights, HMC", ob.reporting.Number(found[0]), ob.reporting.Number(found[1])

@@ -40,7 +40,7 @@ def part(bench: Bench[DemoPlan]) -> ob.reporting.Section:
         tuple(_row(name, populations[name], found[name]) for name in populations),
         errors="± one standard error over held-out examples (bootstrap)",
     )
-    mixing = ob.diagnose(populations["HMC"], data.model, data.test[0][:200], weights=False).functions
+    mixing = ob.diagnose(data.model, populations["HMC"], data.test[0][:200], weights=False).functions
     accuracy = {name: 100 * one.inside["accuracy"].value for name, one in found.items()}
     best = max(accuracy, key=lambda name: accuracy[name])
     nearest = min((name for name in found if name != "HMC"), key=lambda n: found[n].reference["total_variation"].value)

@@ -38,7 +38,7 @@ class DemoPlan(Plan):
     workers: int = 2
 
 
-METHODS = {"HMC": "hmc", "ensemble": "ensemble", "VI": "vi", "SWAG": "swag"}  # by the names that people use
+METHODS = ("HMC", "ensemble", "VI", "SWAG")
 
 
 def problem(bench: Bench[DemoPlan]) -> Problem:
@@ -55,22 +55,18 @@ def symmetry(bench: Bench[DemoPlan]) -> ob.Symmetry:
 def population(bench: Bench[DemoPlan], method: str) -> ob.Population:
     """The networks of one method, by its name in `METHODS`."""
     plan, data = bench.plan, problem(bench)
-    training: dict[str, Any] = {"epochs": plan.epochs, "batch": 100, "rate": 5e-3}
+    methods: dict[str, ob.Method] = {
+        "HMC": ob.HMC(draws=plan.draws, warmup=plan.warmup, leapfrog=plan.leapfrog, epochs=20),
+        "ensemble": ob.Ensemble(epochs=plan.epochs, batch=100, lr=5e-3),
+        "VI": ob.VI(draws=plan.draws, epochs=2 * plan.epochs, batch=100, lr=1e-2),
+        "SWAG": ob.SWAG(draws=plan.draws, epochs=plan.epochs, batch=100, lr=5e-3),
+    }
     options: dict[str, dict[str, Any]] = {
-        "HMC": {
-            "modes": plan.chains,
-            "draws": plan.draws,
-            "warmup": plan.warmup,
-            "leapfrog": plan.leapfrog,
-            "epochs": 20,
-            "workers": plan.workers,
-        },
-        "ensemble": {"modes": plan.members, **training},
-        "VI": {"draws": plan.draws, **training, "epochs": 2 * plan.epochs, "rate": 1e-2},
-        "SWAG": {"draws": plan.draws, **training},
+        "HMC": {"chains": plan.chains, "workers": plan.workers},
+        "ensemble": {"chains": plan.members},
     }
     return bench.networks(
-        method.lower(), data.model, data.train, METHODS[method], {"prior": plan.prior} | options[method]
+        method.lower(), data.model, data.train, methods[method], {"prior": plan.prior} | options.get(method, {})
     )
 
 

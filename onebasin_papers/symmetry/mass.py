@@ -193,11 +193,17 @@ def _trainings(bench: Bench[SymmetryPlan], kind: str, decay: float, epochs: int)
     """Networks by SGD, whose Gaussian prior is the weight decay: decay = 1 / (examples * deviation^2)."""
     plan, own = bench.plan, scaled(bench)[kind]
     prior = (len(own.train[0]) * decay) ** -0.5 if decay else None
-    options = {**training(bench), "epochs": epochs, "modes": plan.mass_networks, "prior": prior}
+    method = replace(ob.Ensemble(**training(bench)), epochs=epochs)
     half = -(-plan.mass_networks // 2)  # two processes find as much to do
-    shared = {"workers": plan.workers, "lanes": min(plan.lanes, half), "compile": False}
+    options = {
+        "chains": plan.mass_networks,
+        "prior": prior,
+        "workers": plan.workers,
+        "chains_per_batch": min(plan.lanes, half),
+        "compile": False,
+    }
     name = f"mass-{kind.replace(' ', '-').lower()}-{f'{decay:g}' if epochs else 'start'}"
-    return bench.networks(name, own.model, own.train, "ensemble", {**options, **shared}, seed=bench.seed + _SEED)
+    return bench.networks(name, own.model, own.train, method, options, seed=bench.seed + _SEED)
 
 
 def _profile(groups: Sequence[Group]) -> ob.reporting.Figure:

@@ -120,13 +120,13 @@ def hmc(bench: Desk) -> ob.Population:
     """Hamiltonian Monte Carlo: several chains, each from a training of its own; warm-up is left out."""
     plan = bench.plan
     begun = trained(bench, "hmc-starts", plan.chains)
-    options = {"modes": plan.chains, "draws": plan.chain_draws, "warmup": plan.warmup, "leapfrog": plan.leapfrog}
-    return sampled(bench, "hmc", "hmc", {**options, "thin": plan.thin, "start": begun, "epochs": 0, "lanes": 4})
+    method = ob.HMC(draws=plan.chain_draws, warmup=plan.warmup, leapfrog=plan.leapfrog, thin=plan.thin, epochs=0)
+    return sampled(bench, "hmc", method, {"chains": plan.chains, "start": begun, "chains_per_batch": 4})
 
 
 def trained(bench: Desk, name: str, networks: int) -> ob.Population:
     """Some independent trainings by SGD, whose weight decay is the prior."""
-    return sampled(bench, name, "ensemble", {**training(bench), "modes": networks})
+    return sampled(bench, name, ob.Ensemble(**training(bench)), {"chains": networks})
 
 
 def training(bench: Desk) -> dict[str, Any]:
@@ -135,17 +135,17 @@ def training(bench: Desk) -> dict[str, Any]:
     return {
         "epochs": plan.epochs,
         "batch": plan.batch,
-        "rate": plan.rate,
-        "optimiser": "sgd",
+        "lr": plan.rate,
+        "optimizer": "sgd",
         "momentum": 0.9,
-        "schedule": "cosine",
+        "lr_schedule": "cosine",
     }
 
 
-def sampled(bench: Desk, name: str, method: str, options: Mapping[str, Any]) -> ob.Population:
+def sampled(bench: Desk, name: str, method: ob.Method, options: Mapping[str, Any]) -> ob.Population:
     """`sample` with the posterior of the study, kept under this name."""
     plan, own = bench.plan, problem(bench)
-    shared = {"prior": plan.prior, "workers": plan.workers, "lanes": plan.lanes, "compile": False}
+    shared = {"prior": plan.prior, "workers": plan.workers, "chains_per_batch": plan.lanes, "compile": False}
     return bench.networks(name, own.model, own.train, method, {**shared, **options})
 
 
@@ -164,23 +164,25 @@ def runs_of(bench: Desk, method: str) -> ob.Population:
     add to it and not by luck of the training.
     """
     plan = bench.plan
-    options: dict[str, Any] = {"modes": plan.groups * plan.runs, "draws": plan.draws, **_options(plan, method)}
+    options: dict[str, Any] = {"chains": plan.groups * plan.runs}
     if method in _AT_STARTS:
-        options |= {**training(bench), "start": starts(bench), "epochs": 0}
-    elif method == "dropout":
-        options |= training(bench)
-    return sampled(bench, method, method, options)
+        options["start"] = starts(bench)
+    return sampled(bench, method, _method(bench, method), options)
 
 
-def _options(plan: SymmetryPlan, method: str) -> dict[str, Any]:
-    options: dict[str, dict[str, Any]] = {
-        "dropout": {"dropout": plan.dropout_rate},
-        "vi": {"epochs": plan.vi_epochs, "batch": plan.batch, "rate": plan.vi_rate},
-        "swag": {"step": plan.swag_rate, "collect": plan.swag_collect, "rank": min(20, plan.swag_collect - 1)},
-        "laplace": {"layers": plan.laplace_layers, "structure": plan.laplace_structure},
-        "sghmc": {"step": plan.sghmc_rate, "thin": plan.sghmc_thin, "warmup": plan.sghmc_warmup},
-    }
-    return options[method]
+def _method(bench: Desk, method: str) -> ob.Method:
+    plan, draws = bench.plan, bench.plan.draws
+    around = {**training(bench), "epochs": 0}  # of networks that are trained already
+    if method == "dropout":
+        return ob.Dropout(draws=draws, dropout=plan.dropout_rate, **training(bench))
+    if method == "vi":
+        return ob.VI(draws=draws, epochs=plan.vi_epochs, batch=plan.batch, lr=plan.vi_rate)
+    if method == "swag":
+        collect = plan.swag_collect
+        return ob.SWAG(draws=draws, step=plan.swag_rate, collect=collect, rank=min(20, collect - 1), **around)
+    if method == "laplace":
+        return ob.Laplace(draws=draws, layers=plan.laplace_layers, structure=plan.laplace_structure, **around)
+    return ob.SGHMC(draws=draws, step=plan.sghmc_rate, thin=plan.sghmc_thin, warmup=plan.sghmc_warmup, **around)
 
 
 def one_mode(population: ob.Population, run: int) -> ob.Population:

@@ -99,10 +99,12 @@ def _watched(bench: Bench[SymmetryPlan], rates: Sequence[float], name: str) -> T
 def _phase(bench: Bench[SymmetryPlan], name: str, rate: float, before: ob.Population | None) -> ob.Population:
     """Networks after every epoch of a phase; it begins where the one before has ended."""
     plan, own = bench.plan, problem(bench)
-    options = {"modes": plan.order_networks, "draws": plan.order_epochs, "epochs": 1, "every": 1, "batch": plan.batch}
-    trained = {"rate": rate, "optimiser": "sgd", "momentum": 0.9, "prior": plan.prior, "compile": False}
+    method = ob.Ensemble(
+        draws=plan.order_epochs, epochs=1, every=1, batch=plan.batch, lr=rate, optimizer="sgd", momentum=0.9
+    )
+    options = {"chains": plan.order_networks, "prior": plan.prior, "compile": False, "chains_per_batch": plan.lanes}
     begun = {} if before is None else {"start": before[plan.order_epochs - 1 :: plan.order_epochs]}
-    return bench.networks(name, own.model, own.train, "ensemble", {**options, **trained, **begun, "lanes": plan.lanes})
+    return bench.networks(name, own.model, own.train, method, {**options, **begun})
 
 
 def _orders(bench: Bench[SymmetryPlan], population: ob.Population) -> list[Tensor]:

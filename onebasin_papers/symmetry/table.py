@@ -677,7 +677,7 @@ def _setting(bench: Desk) -> str:
 
 def _mixing(bench: Desk) -> str:
     own, plan = problem(bench), bench.plan
-    found = ob.diagnose(hmc(bench), own.model, own.test[0][:200], weights=False).functions
+    found = ob.diagnose(own.model, hmc(bench), own.test[0][:200], weights=False).functions
     told = f"HMC: {plan.chains} chains of {plan.chain_draws} draws after {plan.warmup} of warm-up, {plan.leapfrog} "
     told += "leapfrog steps each"
     if found is None:

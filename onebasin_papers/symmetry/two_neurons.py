@@ -136,16 +136,17 @@ def mirror_verdict(above_before: int, above_after: int, networks: int, change: f
 
 
 def _trainings(bench: Bench[SymmetryPlan], model: nn.Module, data: tuple[Tensor, Tensor]) -> ob.Population:
-    options = {"epochs": bench.plan.toy_epochs, "batch": 10, "rate": 2.0, "optimiser": "sgd", "momentum": 0.0}
-    modes = bench.plan.toy_networks
-    shared = {
+    method = ob.Ensemble(epochs=bench.plan.toy_epochs, batch=10, lr=2.0, optimizer="sgd", momentum=0.0)
+    chains = bench.plan.toy_networks
+    options = {
+        "chains": chains,
         "prior": None,
         "likelihood": "bernoulli",
-        "lanes": min(modes, 2000),
+        "chains_per_batch": min(chains, 2000),
         "workers": bench.plan.workers,
         "compile": False,
     }
-    return bench.networks("two-neurons", model, data, "ensemble", {**options, **shared, "modes": modes})
+    return bench.networks("two-neurons", model, data, method, options)
 
 
 def _losses(trained: ob.Population) -> Tensor:

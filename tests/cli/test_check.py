@@ -13,9 +13,9 @@ from torch import nn
 from onebasin import Population, fit, load_posterior
 from onebasin.errors import InputError, StorageError
 from onebasin.inference.journal import info_path
-from onebasin.inference.sample import sample
 from onebasin.population.archive import write_archives
 from onebasin.population.shard import shard_name
+from tests.judging import sample
 
 SPEC = {"w": torch.zeros(2, 3), "n": torch.tensor(0)}
 
@@ -158,7 +158,7 @@ def test_leftovers_are_no_damage(run, tmp_path):
 @pytest.fixture
 def drawn(tmp_path):
     x = torch.linspace(-1, 1, 20)[:, None]
-    options = {"modes": 2, "noise": 0.1, "draws": 6, "warmup": 4, "leapfrog": 3, "epochs": 1, "chunk": 1, "seed": 3}
+    options = {"chains": 2, "noise": 0.1, "draws": 6, "warmup": 4, "leapfrog": 3, "epochs": 1, "chunk": 1, "seed": 3}
 
     def make(**more):
         return sample(nn.Linear(1, 1), (x, 2 * x), "hmc", path=tmp_path / "run", **{**options, **more})
@@ -177,9 +177,9 @@ def test_a_run_is_looked_at_with_its_checkpoints(run, tmp_path, drawn):
     flip(state, -3)
     code, told = looked(run, folder)
     assert code == 5
-    assert "a resumed run then makes these draws again" in damaged(told)[state.name]
+    assert "the run makes these draws again when it goes on" in damaged(told)[state.name]
     with pytest.raises(StorageError, match="does not match its checksum"):
-        drawn(resume=True, draws=7)
+        drawn(draws=7)
     state.write_bytes(whole)
     definition = folder / "run" / "definition.json"
     definition.write_text("{")
@@ -193,7 +193,7 @@ def test_a_checkpoint_whose_counters_changed_is_refused(tmp_path, drawn):
     assert b'"draw":"6"' in content
     state.write_bytes(content.replace(b'"draw":"6"', b'"draw":"4"'))
     with pytest.raises(StorageError, match=r"header of .* does not match its checksum"):
-        drawn(resume=True, draws=7)
+        drawn(draws=7)
 
 
 @pytest.mark.parametrize("lost", ["shard", "checkpoint"])
@@ -209,7 +209,7 @@ def test_lost_draws_of_a_run_are_made_again(run, tmp_path, drawn, lost):
         shard.rename(tmp_path / "away")
     else:
         (folder / "run" / "state-u000001.safetensors").unlink()
-    drawn(resume=True)
+    drawn()
     after = Population.open(folder).stacked()
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert run("check", folder)[0] == 0
@@ -217,16 +217,18 @@ def test_lost_draws_of_a_run_are_made_again(run, tmp_path, drawn, lost):
 
 def test_a_gap_in_a_run_is_explained(tmp_path, drawn):
     folder = tmp_path / "run"
-    drawn(resume=True, draws=8)  # a second shard for each chain
+    drawn(draws=8)  # a second shard for each chain
     first, second = (folder / shard_name(number, "u000000") for number in (0, 1))
     whole = {name: value.clone() for name, value in Population.open(folder).stacked().items()}
     first.rename(tmp_path / "away")
-    with pytest.raises(StorageError, match=rf"{first.name} is missing .* move {second.name} away too and resume"):
-        drawn(resume=True, draws=8)
+    with pytest.raises(
+        StorageError, match=rf"{first.name} is missing .* move {second.name} away too and call sample again"
+    ):
+        drawn(draws=8)
     second.rename(tmp_path / "away too")
     stale = info_path(folder, "u000000", 1)
     assert stale.exists()
-    again = drawn(resume=True, draws=8)
+    again = drawn(draws=8)
     one, other = (population[population.chain.argsort(stable=True)] for population in (again, Population.open(folder)))
     assert len(again) == 16
     order = torch.tensor([0] * 6 + [1] * 6 + [0] * 2 + [1] * 2).argsort(stable=True)

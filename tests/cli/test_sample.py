@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,16 +13,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from onebasin import Population
+from onebasin import SGHMC, Population
 from onebasin.cli import sample as sample_verb
+from onebasin.cli.methods import KEYWORDS
 from onebasin.cli.options import Show
 from onebasin.cli.sample_report import diagnostics_table
 from onebasin.data.load import load
 from onebasin.errors import DiskError, InputError, ModelError, StorageError
 from onebasin.examples.small import digits_mlp
 from onebasin.functional.population_pass import predictions
-from onebasin.inference.driver import METHODS, Execution, module_of
-from onebasin.inference.target import Density
+from onebasin.inference.methods import METHODS
 
 Run = Callable[..., tuple[int, str, str]]
 DIGITS = ("onebasin.examples:digits_mlp", "digits", "--limit", 200, "--epochs", 2)
@@ -75,7 +76,7 @@ def same(a: Population, b: Population) -> bool:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_draws_that_predict(run: Run, tmp_path: Path, method: str) -> None:
     code, out, err = run(
-        *DIGITS, "--method", method, "--draws", 3, "--modes", 2, *TINY.get(method, ()), "-o", tmp_path / "draws"
+        *DIGITS, "--method", method, "--draws", 3, "--chains", 2, *TINY.get(method, ()), "-o", tmp_path / "draws"
     )
     assert (code, err) == (0, "")
     assert f"6 draws by {method}, 2 chains, in {tmp_path / 'draws'}" in out
@@ -108,10 +109,11 @@ def test_table_of_several_chains() -> None:
 def test_every_option_is_explained(run: Run, method: str) -> None:
     code, out, _ = run("--options", method)
     assert code == 0
-    own = module_of(method).Options.__annotations__
+    own = {field.name for field in fields(METHODS[method])}
     shown = {line.split()[0] for line in out.splitlines() if line.startswith("  ") and line[2] != " "}
-    assert {*own, *Density.__annotations__, *Execution.__annotations__} - shown == {"log_density"}
-    assert shown <= {*own, *Density.__annotations__, *Execution.__annotations__}
+    assert {*own, *KEYWORDS} - shown == {"log_density"}
+    assert shown <= {*own, *KEYWORDS}
+    assert f"Default: {METHODS[method]().draws}." in " ".join(out.split())
 
 
 def test_help_says_what_each_method_is(run: Run) -> None:
@@ -127,22 +129,23 @@ def test_help_says_what_each_method_is(run: Run) -> None:
 def test_options_reach_the_library_under_their_names(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     received: dict[str, Any] = {}
 
-    def heard(model: Any, data: tuple[Tensor, Tensor], method: str, **options: Any) -> Population:
+    def heard(model: Any, data: tuple[Tensor, Tensor], method: Any, **options: Any) -> Population:
         received.update(options, method=method, examples=len(data[1]))
         raise InputError("heard")
 
     monkeypatch.setattr(sample_verb, "draw", heard)
-    texts = "--method sghmc --modes 3 --draws 4 --seed 5 --prior 0.5 --noise 0.25 --likelihood gaussian --rate 1e-2"
-    more = "--temperature 0.5 --epochs 0 --batch 50 --workers 2 --chunk 1 --limit 60 --set friction=1 --set batch_=none"
-    words = "--set schedule=cosine --set compile=false --set thin=2"
+    texts = "--method sghmc --chains 3 --draws 4 --seed 5 --prior 0.5 --noise 0.25 --likelihood gaussian --lr 1e-2"
+    more = "--temperature 0.5 --epochs 0 --batch 50 --workers 2 --chunk 1 --limit 60 --set friction=1"
+    words = "--set lr_schedule=cosine --set compile=false --set thin=2"
     code, _, _ = run(*DIGITS[:2], *texts.split(), *more.split(), *words.split(), "-o", tmp_path / "draws")
     assert code == InputError.exit_code
     received.pop("progress")
     assert received == {
-        "method": "sghmc", "modes": 3, "draws": 4, "seed": 5, "prior": 0.5, "noise": 0.25, "likelihood": "gaussian",
-        "rate": 0.01, "temperature": 0.5, "epochs": 0, "batch": 50, "workers": 2, "chunk": 1, "examples": 60,
-        "friction": 1, "batch_": None, "schedule": "cosine", "compile": False, "thin": 2, "resume": False,
-        "path": tmp_path / "draws",
+        "method": SGHMC(
+            draws=4, lr=0.01, temperature=0.5, epochs=0, batch=50, friction=1, lr_schedule="cosine", thin=2
+        ),
+        "chains": 3, "seed": 5, "prior": 0.5, "noise": 0.25, "likelihood": "gaussian", "workers": 2, "executor": None,
+        "chunk": 1, "examples": 60, "compile": False, "path": tmp_path / "draws",
     }  # fmt: skip
 
 
@@ -176,7 +179,7 @@ def test_priors(given: list[str], expected: Any) -> None:
         (["--set", "warmup"], "expected --set NAME=VALUE, found 'warmup'"),
         (["--set", "=3"], "expected --set NAME=VALUE"),
         (["--set", "path=here"], "found path in --set"),
-        (["--set", "modes=2"], "found modes in --set"),
+        (["--set", "chains=2"], "found chains in --set"),
         (["--set", "progress=1"], "found progress in --set"),
         (["--set", "workers=two"], "found workers in --set"),
         (["--draws", "2", "--set", "draws=2"], "found draws in --set"),
@@ -260,14 +263,33 @@ def test_regression_from_a_file(run: Run, tmp_path: Path, models: Path) -> None:
 def test_a_model_of_a_file_goes_to_workers(run: Run, tmp_path: Path, models: Path) -> None:
     x = torch.linspace(-1, 1, 90).reshape(30, 3)
     np.savez(tmp_path / "data.npz", x=x.numpy(), y=x.sum(1).numpy())
-    settings = ("--noise", 0.1, "--modes", 4, "--draws", 2, "--epochs", 2, "--set", "warmup=3", "--set", "leapfrog=3")
-    for name, places in (("one", ()), ("two", ("--workers", 2, "--memory", "50GB"))):
+    settings = ("--noise", 0.1, "--chains", 4, "--draws", 2, "--epochs", 2, "--set", "warmup=3", "--set", "leapfrog=3")
+    for name, places in (("one", ()), ("two", ("--workers", 2))):
         code, _, err = run(f"{models}:Line", tmp_path / "data.npz", *settings, *places, "-o", tmp_path / name)
         assert (code, err) == (0, "")
     assert same(Population.open(tmp_path / "one"), Population.open(tmp_path / "two"))
-    code, _, err = run(f"{models}:Line", tmp_path / "data.npz", *settings, "--memory", "1MB", "-o", tmp_path / "none")
-    assert code == InputError.exit_code
-    assert "give at least that much" in err
+
+
+METHOD = """
+import onebasin as ob
+
+class Mine(ob.HMC):
+    name = "mine"
+
+short = Mine(warmup=3, leapfrog=3, epochs=2)
+"""
+
+
+def test_a_method_of_a_file(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(METHOD)
+    words = (*DIGITS[:4], "--method", f"{tmp_path / 'mine.py'}:short", "--draws", 2, "--chains", 4)
+    code, out, err = run(*words, "--workers", 2, "-o", tmp_path / "mine")
+    assert (code, err) == (0, "")
+    assert "8 draws by mine, 4 chains" in out
+    assert run(*DIGITS, "--chains", 4, "--draws", 2, "--set", "warmup=3", "--set", "leapfrog=3", "-o", tmp_path / "hmc")
+    assert same(Population.open(tmp_path / "mine"), Population.open(tmp_path / "hmc"))
+    code, _, err = run(*DIGITS[:4], "--method", f"{tmp_path / 'mine.py'}:METHODS", "-o", tmp_path / "none")
+    assert code == ModelError.exit_code
 
 
 def test_several_inputs_and_two_classes(run: Run, tmp_path: Path, models: Path) -> None:
@@ -276,8 +298,8 @@ def test_several_inputs_and_two_classes(run: Run, tmp_path: Path, models: Path) 
     named = {"inputs.left": left.numpy(), "inputs.right": right.numpy(), "targets": targets.numpy().astype("uint8")}
     np.savez(tmp_path / "data.npz", **named)
     code, out, err = run(
-        f"{models}:Pair", tmp_path / "data.npz", "--likelihood", "bernoulli", "--method", "ensemble", "--modes", 3,
-        "--epochs", 30, "--rate", 0.05, "--set", "batch=none", "-o", tmp_path / "draws",
+        f"{models}:Pair", tmp_path / "data.npz", "--likelihood", "bernoulli", "--method", "ensemble", "--chains", 3,
+        "--epochs", 30, "--lr", 0.05, "--set", "batch=none", "-o", tmp_path / "draws",
     )  # fmt: skip
     assert (code, err) == (0, "")
     weights = Population.open(tmp_path / "draws").stacked()
@@ -294,13 +316,11 @@ def test_several_inputs_and_two_classes(run: Run, tmp_path: Path, models: Path) 
 def test_a_finished_run_makes_more_draws(run: Run, tmp_path: Path) -> None:
     parts, whole = tmp_path / "parts", tmp_path / "whole"
     assert run(*QUICK, "--draws", 2, "-o", parts)[0] == 0
-    code, _, err = run(*QUICK, "--draws", 5, "-o", parts)
+    code, _, err = run(*QUICK, "--draws", 5, "--seed", 1, "-o", parts)
     assert code == InputError.exit_code
-    assert "give --resume to go on with it, or choose another --output" in err
-    code, _, err = run(*QUICK, "--draws", 5, "--seed", 1, "--resume", "-o", parts)
-    assert code == InputError.exit_code
-    assert "another seed" in err
-    code, out, _ = run(*QUICK, "--draws", 5, "--resume", "-o", parts)
+    assert "another seed: 0, found 1 now" in err
+    assert "choose another path" in err
+    code, out, _ = run(*QUICK, "--draws", 5, "-o", parts)
     assert code == 0
     assert "5 draws" in out
     assert run(*QUICK, "--draws", 5, "-o", whole)[0] == 0
@@ -336,7 +356,6 @@ def test_ctrl_c_tells_what_is_kept_and_how_to_go_on(run: Run, tmp_path: Path, mo
     assert f"{parts} keeps {kept} draws; go on with" in err
     command = shlex.split(err.splitlines()[1])
     assert command[:2] == ["onebasin", "sample"]
-    assert command[-1] == "--resume"
     assert run(*command[2:])[0] == 0
     assert run(*QUICK, "--draws", 9, "-o", whole)[0] == 0
     assert same(Population.open(parts), Population.open(whole))

@@ -28,13 +28,13 @@ from onebasin.data.cifar import read_pickle
 from onebasin.data.load import load as load_data
 from onebasin.errors import DiskError, InputError, OnebasinError, StorageError, SymmetryError, UnsafeFileError
 from onebasin.inference.journal import read_definition
-from onebasin.inference.sample import sample
 from onebasin.population.check import inspect_file
 from onebasin.posterior.posterior import load_posterior
 from onebasin.reporting.page import page
 from onebasin.reporting.record import Axis, Figure, Panel, Record, Section, Series, read_record, write_record
 from onebasin.reporting.write import write_report
 from onebasin.symmetry.group import Symmetry
+from tests.judging import sample
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
@@ -403,7 +403,6 @@ def test_only_these_files_import_what_a_text_names() -> None:
         "doorway.py",  # names of our own rooms
         "cli/main.py",  # names of our own verbs
         "cli/reproduce.py",  # names of our own studies
-        "inference/runs/job.py",  # names of our own methods
         "population/hub_cache.py",  # huggingface_hub
         "cli/load.py",  # what the user named on the command line
     }
@@ -422,7 +421,7 @@ def test_links_in_a_strangers_folder_are_not_followed(tmp_path: Path) -> None:
     (run_folder / "run" / "lock").symlink_to(precious)
     x = torch.linspace(-1, 1, 8)[:, None]
     with pytest.raises(DiskError, match="is a link"):
-        sample(nn.Linear(1, 1), (x, x), "ensemble", modes=1, draws=1, epochs=1, noise=0.1, path=run_folder)
+        sample(nn.Linear(1, 1), (x, x), "ensemble", chains=1, draws=1, epochs=1, noise=0.1, path=run_folder)
     lines = Panel("lines", "", Axis("x"), Axis("y"), (Series("s", (0.0, 1.0), (1.0, 2.0)),))
     record = Record("n", "T", (), (Section("s", "Q", (), (Figure("f", "F", "", (lines,)),)),), "c")
     study = tmp_path / "study"

@@ -13,6 +13,7 @@ import onebasin as ob
 from onebasin.errors import InputError
 from onebasin.functional.losses import kind_of_targets, labels_seen, loss_of_targets
 from onebasin.state import state_of
+from tests.judging import approximate, sample
 
 Run = Callable[..., tuple[int, str, str]]
 X = torch.randn(200, 3, generator=torch.Generator().manual_seed(0))
@@ -39,9 +40,9 @@ def test_float_labels_are_asked_about_wherever_a_kind_is_chosen(targets: Tensor)
     model, population = two_outputs(), ob.Population.from_states([state_of(two_outputs())])
     both = r"targets\.long\(\).*likelihood=\"bernoulli\".*likelihood=\"gaussian\""
     with pytest.raises(InputError, match=both):
-        ob.sample(model, (X, targets), "ensemble", epochs=1)
+        sample(model, (X, targets), "ensemble", epochs=1)
     with pytest.raises(InputError, match=both):
-        ob.approximate(model, (X, targets), "laplace", epochs=1)
+        approximate(model, (X, targets), "laplace", epochs=1)
     with pytest.raises(InputError, match=both):
         ob.evaluate(model, population, (X, targets), resamples=10)
     with pytest.raises(InputError, match=r"targets\.long\(\).*mse"):
@@ -53,31 +54,31 @@ def test_all_targets_decide_not_the_first_few() -> None:
     late[150] = 0.25
     late[151] = 0.5
     assert kind_of_targets(late) == "gaussian"
-    found = ob.sample(two_outputs(), (X, late), "ensemble", epochs=1)
+    found = sample(two_outputs(), (X, late), "ensemble", epochs=1)
     assert found.provenance["likelihood"] == "learned_gaussian"
 
 
 @pytest.mark.parametrize("said", [{"likelihood": "gaussian"}, {"noise": "learned"}])
 def test_a_regression_on_whole_numbers_can_be_said(said: dict[str, str]) -> None:
-    found = ob.sample(two_outputs(), (X, LABELS.float()), "ensemble", epochs=1, **said)
+    found = sample(two_outputs(), (X, LABELS.float()), "ensemble", epochs=1, **said)
     assert found.provenance["likelihood"] == "learned_gaussian"
     assert ob.evaluate(two_outputs(), found, (X, LABELS.float()), resamples=10, **said).kind == "gaussian"
 
 
 def test_the_remedies_of_the_question_work() -> None:
     """The same labels as whole numbers make a classifier, which is right; as 0 and 1 with one logit too."""
-    found = ob.sample(two_outputs(), (X, LABELS), "ensemble", epochs=50, rate=0.05)
+    found = sample(two_outputs(), (X, LABELS), "ensemble", epochs=50, lr=0.05)
     assert found.provenance["likelihood"] == "categorical"
     assert ob.evaluate(two_outputs(), found, (X, LABELS), resamples=10).inside["accuracy"].value > 0.9
     said = {"likelihood": "bernoulli"}
-    one = ob.sample(nn.Linear(3, 1), (X, LABELS.float()), "ensemble", epochs=50, rate=0.05, **said)
+    one = sample(nn.Linear(3, 1), (X, LABELS.float()), "ensemble", epochs=50, lr=0.05, **said)
     assert ob.evaluate(nn.Linear(3, 1), one, (X, LABELS.float()), resamples=10, **said).inside["accuracy"].value > 0.9
 
 
 @pytest.mark.parametrize("targets", [LABELS, LABELS.bool(), LABELS.int()], ids=["int64", "bool", "int32"])
 def test_whole_numbers_for_one_output_are_asked_about(targets: Tensor) -> None:
     with pytest.raises(InputError, match=r"at least 2 classes.*\"bernoulli\".*\"gaussian\""):
-        ob.sample(nn.Linear(3, 1), (X, targets), "ensemble", epochs=1)
+        sample(nn.Linear(3, 1), (X, targets), "ensemble", epochs=1)
     population = ob.Population.from_states([state_of(nn.Linear(3, 1))])
     with pytest.raises(InputError, match=r"\"bernoulli\".*\"gaussian\""):
         ob.evaluate(nn.Linear(3, 1), population, (X, targets), resamples=10)
@@ -86,16 +87,16 @@ def test_whole_numbers_for_one_output_are_asked_about(targets: Tensor) -> None:
 def test_whole_numbers_are_values_where_that_is_said() -> None:
     counts = (10 * REAL).round().long()
     with pytest.raises(InputError, match=r'leave noise out for classes, or add likelihood="gaussian"'):
-        ob.sample(nn.Linear(3, 1), (X, counts), "ensemble", epochs=1, noise=1.0)
+        sample(nn.Linear(3, 1), (X, counts), "ensemble", epochs=1, noise=1.0)
     said = {"likelihood": "gaussian", "noise": 1.0}
-    found = ob.sample(nn.Linear(3, 1), (X, counts), "ensemble", epochs=200, rate=0.1, prior=None, **said)
+    found = sample(nn.Linear(3, 1), (X, counts), "ensemble", epochs=200, lr=0.1, prior=None, **said)
     assert ob.evaluate(nn.Linear(3, 1), found, (X, counts), resamples=10, **said).inside["rmse"].value < 1
 
 
 @pytest.mark.parametrize("shape", [(200,), (200, 1)])
 def test_values_need_no_question(shape: tuple[int, ...]) -> None:
     assert labels_seen(REAL.reshape(shape)) == ""
-    found = ob.sample(two_outputs(), (X, REAL.reshape(shape)), "ensemble", epochs=1)
+    found = sample(two_outputs(), (X, REAL.reshape(shape)), "ensemble", epochs=1)
     assert found.provenance["likelihood"] == "learned_gaussian"
 
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onebasin.inference.driver import METHODS
-from onebasin.inference.sample import sample
+from onebasin.inference.methods import METHODS
 from onebasin.population.population import Population
-from tests.judging import numbers, weights_of
+from tests.judging import numbers, sample, weights_of
 
 X = numbers(20, 2).float()
 Y = torch.sin(X.sum(1, keepdim=True))
@@ -42,9 +41,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def drawn(method: str, **options: Any) -> Population:
-    settings = {"modes": 5, "lanes": 3, "seed": 4, "noise": 0.3, "compile": False, **OPTIONS[method], **options}
+    run = {"chains": 5, "chains_per_batch": 3, "seed": 4, "noise": 0.3, "compile": False}
     torch.manual_seed(0)
-    return sample(Net(), (X, Y), method, **settings)
+    return sample(Net(), (X, Y), method, **{**run, **OPTIONS[method], **options})
 
 
 @cache
@@ -91,9 +90,9 @@ def test_a_run_is_repeatable_and_its_seed_matters(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", list(OPTIONS))
-def test_fewer_modes_are_the_first_of_many(method: str) -> None:
+def test_fewer_chains_are_the_first_of_many(method: str) -> None:
     """In windows of the same size; windows of another size round differently."""
-    many, few = reference(method), drawn(method, modes=3)
+    many, few = reference(method), drawn(method, chains=3)
     assert torch.equal(weights_of(many)[many.chain < 3], weights_of(few)[few.chain < 3])
 
 
@@ -112,7 +111,7 @@ def test_thinning_keeps_every_other_draw_where_draws_are_whole_blocks_apart() ->
 
 def test_chains_of_a_window_are_independent_of_each_other() -> None:
     """What a chain does with others in the window, it does alone, up to the rounding of another shape."""
-    together, alone = drawn("sghmc", lanes=5), drawn("sghmc", lanes=1)
+    together, alone = drawn("sghmc", chains_per_batch=5), drawn("sghmc", chains_per_batch=1)
     torch.testing.assert_close(weights_of(together), weights_of(alone), rtol=1e-3, atol=1e-3)
-    a, b = drawn("ensemble", lanes=5), drawn("ensemble", lanes=1)
+    a, b = drawn("ensemble", chains_per_batch=5), drawn("ensemble", chains_per_batch=1)
     torch.testing.assert_close(weights_of(a), weights_of(b), rtol=1e-3, atol=1e-3)

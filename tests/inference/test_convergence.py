@@ -10,13 +10,13 @@ import torch
 from scipy.stats import t as student
 from torch import nn
 
-import onebasin as ob
 from onebasin.data.load import load
 from onebasin.examples.small import digits_mlp
 from onebasin.inference.convergence import LEAST_FALL, Tail, unfinished
 from onebasin.inference.kernel import Stage, StepIndex
-from onebasin.inference.methods.ensemble import Optimiser
 from onebasin.inference.target import Minibatches
+from onebasin.inference.training import Optimizer
+from tests.judging import approximate, sample
 
 Run = Callable[..., tuple[int, str, str]]
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
@@ -27,7 +27,7 @@ class Kernel:
     """Nothing but a schedule."""
 
     def __init__(self, schedule: str) -> None:
-        self.optimiser = Optimiser(schedule=schedule)
+        self.optimizer = Optimizer(schedule=schedule)
         self.minibatches = Minibatches(50, 10)
 
 
@@ -53,7 +53,7 @@ def test_the_trend_is_that_of_least_squares(schedule: str, steps: int, bins: int
     """Epochs have 5 steps: bins of 1,000 and of 60 steps are whole epochs, of fewer single steps."""
     tail, numbers = tail_of(steps, schedule), np.random.default_rng(0)
     losses = 2 + 0.1 * numbers.standard_normal((3, steps))
-    rate = np.array([Optimiser(schedule=schedule).rate_at(StepIndex(step, steps)) for step in range(steps)])
+    rate = np.array([Optimizer(schedule=schedule).lr_at(StepIndex(step, steps)) for step in range(steps)])
     share = np.cumsum(rate) / rate.sum()
     found = judged(tail, losses)
     assert tail.bins == bins
@@ -84,7 +84,7 @@ def test_noise_is_seldom_taken_for_a_trend_and_a_trend_is_found(schedule: str) -
     found = judged(tail, 1 + noise)
     assert float(found["loss_fall"].std()) > 10 * LEAST_FALL  # so that only the noise holds it back
     assert abs(len(falling(found)) - 20) < 3 * (2000 * 0.01 * 0.99) ** 0.5
-    rate = np.array([Optimiser(schedule=schedule).rate_at(StepIndex(step, 1000)) for step in range(1000)])
+    rate = np.array([Optimizer(schedule=schedule).lr_at(StepIndex(step, 1000)) for step in range(1000)])
     share = np.cumsum(rate) / rate.sum()
     assert falling(judged(tail, 1 - 0.1 * share + 1e-4 * noise[:50])) == list(range(50))
     assert falling(judged(tail, 1 - 0.01 * share + 1e-4 * noise[:50])) == []
@@ -105,10 +105,10 @@ def digits() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
 
 def test_an_underfitted_ensemble_of_digits_is_told_from_a_converged_one() -> None:
     model, data = digits()
-    short = ob.sample(model, data, "ensemble", modes=2, epochs=20, compile=False).provenance["diagnostics"]
+    short = sample(model, data, "ensemble", chains=2, epochs=20, compile=False).provenance["diagnostics"]
     assert short["still_falling"] == [0, 1]
     assert "2 of 2 trainings" in short["notes"][0] and "more epochs" in short["notes"][0]
-    long = ob.sample(model, data, "ensemble", modes=2, epochs=150, rate=1e-2, compile=False).provenance["diagnostics"]
+    long = sample(model, data, "ensemble", chains=2, epochs=150, lr=1e-2, compile=False).provenance["diagnostics"]
     assert (long["still_falling"], long["notes"]) == ([], [])
     assert max(long["final_loss"]) < min(short["final_loss"]) - 0.1  # what the note has promised
     assert max(long["gradient_norm"]) < min(short["gradient_norm"])
@@ -116,7 +116,7 @@ def test_an_underfitted_ensemble_of_digits_is_told_from_a_converged_one() -> Non
 
 def test_loss_and_gradient_at_the_end_are_those_of_the_networks() -> None:
     model = nn.Linear(3, 1)
-    found = ob.sample(model, (X, Y), "ensemble", modes=2, epochs=30, noise=0.5)
+    found = sample(model, (X, Y), "ensemble", chains=2, epochs=30, noise=0.5)
     told = found.provenance["diagnostics"]
     for member in range(2):
         weights = {name: value.clone().requires_grad_() for name, value in found.member(member).items()}
@@ -135,24 +135,24 @@ METHODS: dict[str, dict[str, Any]] = {
     "swag": {"collect": 4, "rank": 2, "draws": 2},
     "laplace": {"draws": 2},
     "dropout": {"draws": 2, "dropout": 0.001},
-    "vi": {"draws": 2, "init_std": 0.001, "schedule": "constant", "rate": 1e-3},
+    "vi": {"draws": 2, "init_std": 0.001, "lr_schedule": "constant", "lr": 1e-3},
 }
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_training_method_tells_also_from_the_disk(name: str, tmp_path: Path) -> None:
     method = "ensemble" if name == "checkpoints" else name
-    options = {"epochs": 20, "noise": 0.5, "modes": 3, "chunk": 2, "batch": 20, **METHODS[name]}
+    options = {"epochs": 20, "noise": 0.5, "chains": 3, "chunk": 2, "batch": 20, **METHODS[name]}
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-    here = ob.sample(model, (X, Y), method, **options).provenance["diagnostics"]
+    here = sample(model, (X, Y), method, **options).provenance["diagnostics"]
     assert len(here["final_loss"]) == len(here["gradient_norm"]) == 3
     assert here["still_falling"] == [0, 1, 2], "20 epochs of Adam at 0.001 are too few"
-    stored = ob.sample(model, (X, Y), method, path=tmp_path / "run", **options)
+    stored = sample(model, (X, Y), method, path=tmp_path / "run", **options)
     assert stored.provenance["diagnostics"] == here
-    again = ob.sample(model, (X, Y), method, path=tmp_path / "run", resume=True, **options)
+    again = sample(model, (X, Y), method, path=tmp_path / "run", **options)
     assert again.provenance["diagnostics"] == here
     if name in ("swag", "laplace", "vi"):
-        posterior = ob.approximate(model, (X, Y), method, **options)
+        posterior = approximate(model, (X, Y), method, **options)
         assert posterior.provenance["diagnostics"]["still_falling"] == [0, 1, 2]
         assert posterior.provenance["diagnostics"]["loss_fall"] == here["loss_fall"]
 
@@ -163,7 +163,7 @@ def test_an_interrupted_training_tells_the_same(stop: int, tmp_path: Path, monke
     monkeypatch.setattr("onebasin.inference.driver._CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr("onebasin.inference.driver.BLOCK", 5)
     options: dict[str, Any] = {"epochs": 20, "noise": 0.5, "batch": 20}
-    expected = ob.sample(nn.Linear(3, 1), (X, Y), "ensemble", **options).provenance["diagnostics"]
+    expected = sample(nn.Linear(3, 1), (X, Y), "ensemble", **options).provenance["diagnostics"]
     seen = []
 
     def interrupt(done: int, total: int, text: str) -> None:
@@ -172,8 +172,8 @@ def test_an_interrupted_training_tells_the_same(stop: int, tmp_path: Path, monke
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ob.sample(nn.Linear(3, 1), (X, Y), "ensemble", path=tmp_path / "run", progress=interrupt, **options)
-    found = ob.sample(nn.Linear(3, 1), (X, Y), "ensemble", path=tmp_path / "run", resume=True, **options)
+        sample(nn.Linear(3, 1), (X, Y), "ensemble", path=tmp_path / "run", progress=interrupt, **options)
+    found = sample(nn.Linear(3, 1), (X, Y), "ensemble", path=tmp_path / "run", **options)
     assert found.provenance["diagnostics"] == expected
 
 

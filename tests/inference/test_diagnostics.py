@@ -7,6 +7,7 @@ from torch import nn
 import onebasin as ob
 from onebasin.errors import InputError
 from onebasin.metrics.chains import ess, rhat
+from tests.judging import approximate, sample
 
 
 def chains(shift: float, chains: int = 4, draws: int = 50) -> ob.Population:
@@ -20,7 +21,7 @@ def chains(shift: float, chains: int = 4, draws: int = 50) -> ob.Population:
 
 def test_good_and_bad_mixing_are_told_apart() -> None:
     model, inputs = nn.Linear(2, 1), torch.eye(2)
-    good, bad = (ob.diagnose(chains(shift), model, inputs) for shift in (0.0, 5.0))
+    good, bad = (ob.diagnose(model, chains(shift), inputs) for shift in (0.0, 5.0))
     assert good.mixed and not bad.mixed
     assert good.functions is not None and bad.functions is not None
     assert good.functions.worst_rhat < 1.05 < 1.5 < bad.functions.worst_rhat
@@ -31,7 +32,7 @@ def test_good_and_bad_mixing_are_told_apart() -> None:
 
 def test_the_figures_are_those_of_metrics() -> None:
     population = chains(0.5)
-    found = ob.diagnose(population).weights["weight"]
+    found = ob.diagnose(None, population).weights["weight"]
     values = population.tensor("weight").reshape(4, 50, 2)
     assert found.worst_rhat == float(rhat(values).max())
     assert found.least_bulk == float(ess(values, "bulk").min())
@@ -43,38 +44,38 @@ def test_order_of_members_does_not_matter_as_long_as_each_chain_is_in_order() ->
     population = chains(0.5)
     assert population.chain is not None
     draw_first = torch.arange(200).reshape(4, 50).T.flatten()
-    assert str(ob.diagnose(population[draw_first])) == str(ob.diagnose(population))
+    assert str(ob.diagnose(None, population[draw_first])) == str(ob.diagnose(None, population))
 
 
 def test_classification_is_judged_by_probabilities() -> None:
     x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
     y = (x[:, 0] > 0).long()
-    options = {"draws": 40, "warmup": 30, "leapfrog": 5, "epochs": 5, "modes": 2}
-    population = ob.sample(nn.Linear(2, 3), (x, y), "hmc", **options)
+    options = {"draws": 40, "warmup": 30, "leapfrog": 5, "epochs": 5, "chains": 2}
+    population = sample(nn.Linear(2, 3), (x, y), "hmc", **options)
     model = nn.Linear(2, 3)
-    guessed, told = (ob.diagnose(population, model, x, outputs=kind, weights=False) for kind in (None, "probabilities"))
-    assert guessed == told != ob.diagnose(population, model, x, outputs="raw", weights=False)
+    guessed, told = (ob.diagnose(model, population, x, outputs=kind, weights=False) for kind in (None, "probabilities"))
+    assert guessed == told != ob.diagnose(model, population, x, outputs="raw", weights=False)
     assert guessed.sampler["divergences"] == [0, 0]
 
 
 def test_bad_questions_get_sentences() -> None:
     population = chains(0.0)
     with pytest.raises(InputError, match="a model and inputs"):
-        ob.diagnose(population, nn.Linear(2, 1))
+        ob.diagnose(nn.Linear(2, 1), population)
     with pytest.raises(InputError, match="at least 4 draws"):
-        ob.diagnose(population[[0, 1, 50, 51]])
+        ob.diagnose(None, population[[0, 1, 50, 51]])
     with pytest.raises(InputError, match="probabilities"):
-        ob.diagnose(population, outputs="logits")
+        ob.diagnose(None, population, outputs="logits")
     with pytest.raises(InputError, match="use sample"):
-        ob.approximate(nn.Linear(1, 1), None, "hmc")
+        approximate(nn.Linear(1, 1), None, "hmc")
 
 
 @pytest.mark.parametrize("method", ["vi", "swag", "laplace"])
 def test_approximate_and_sample_tell_the_same_story(method: str) -> None:
     x = torch.linspace(-1, 1, 20)[:, None]
-    settings = {"noise": 0.5, "epochs": 5, "seed": 3, "modes": 3, "chunk": 2}
-    posterior = ob.approximate(nn.Linear(1, 1), (x, 2 * x), method, **settings)
-    draws = ob.sample(nn.Linear(1, 1), (x, 2 * x), method, draws=400, **settings)
+    settings = {"noise": 0.5, "epochs": 5, "seed": 3, "chains": 3, "chunk": 2}
+    posterior = approximate(nn.Linear(1, 1), (x, 2 * x), method, **settings)
+    draws = sample(nn.Linear(1, 1), (x, 2 * x), method, draws=400, **settings)
     assert draws.chain is not None and len(posterior.components) == 3
     for chain, component in enumerate(posterior.components):
         own = draws[(draws.chain == chain).nonzero()[:, 0]]
@@ -84,5 +85,5 @@ def test_approximate_and_sample_tell_the_same_story(method: str) -> None:
         assert float(z.abs().max()) < 4
         ratio = flat.var(0) / spread.square()
         assert float((ratio - 1).abs().max()) < 4 * (2 / 399) ** 0.5
-    again = ob.approximate(nn.Linear(1, 1), (x, 2 * x), method, **{**settings, "chunk": None})
+    again = approximate(nn.Linear(1, 1), (x, 2 * x), method, **{**settings, "chunk": None})
     assert torch.equal(again.mean["weight"], posterior.mean["weight"])

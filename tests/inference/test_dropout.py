@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from onebasin.errors import InputError
 from onebasin.functional.call import global_seed
 from onebasin.inference.kernel import ChainPlan, Draws, StepIndex
-from onebasin.inference.methods.dropout import Dropout, build, dropping, factor
-from onebasin.inference.methods.ensemble import Training
+from onebasin.inference.methods.dropout import Dropout, dropping, factor
 from onebasin.inference.seeds import Streams
-from onebasin.inference.start import networks_at
+from onebasin.inference.start import first_networks
 from onebasin.inference.target import Target, target_of
+from onebasin.inference.training import Training
 
 
 def numbers(*size: int, seed: int = 0) -> Tensor:
@@ -71,7 +71,7 @@ def kernel_of(plan: ChainPlan) -> Dropout:
 
 
 def drawn(kernel: Dropout, model: nn.Module, chains: list[int], draw: int = 0) -> tuple[Draws, Draws]:
-    start = networks_at(model, kernel.target.layout, "fresh", chains, 0)
+    start = first_networks(model, kernel.target.layout, "fresh", chains, 0)
     streams = Streams(0, chains, f"draw {draw}")
     return start, kernel.draw(kernel.init(start, streams), streams)
 
@@ -97,7 +97,7 @@ def assert_folded(kernel: Dropout, model: nn.Module) -> None:
     layout = kernel.target.layout
     for draw in range(5):
         start, found = drawn(kernel, model, [0, 1], draw)
-        before, after = layout.networks(start.position, start.rest), layout.networks(found.position, found.rest)
+        before, after = layout.networks(start.position, start.buffers), layout.networks(found.position, found.buffers)
         streams = Streams(0, [0, 1], f"draw {draw}").each("draw")
         for chain in range(2):
             state = {name: value[chain] for name, value in before.items()}
@@ -105,13 +105,13 @@ def assert_folded(kernel: Dropout, model: nn.Module) -> None:
             model.load_state_dict({name: value[chain] for name, value in after.items()})
             with torch.no_grad():
                 torch.testing.assert_close(model.eval()(kernel.target.leaves[0]), expected, rtol=1e-10, atol=1e-12)
-        assert torch.equal(found.log_density, -kernel.target(found.position, found.rest).potential)
+        assert torch.equal(found.log_density, -kernel.target(found.position, found.buffers).potential)
 
 
 @pytest.mark.parametrize(("make", "inputs"), OWN, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_draw_is_the_masked_forward_pass(make: Any, inputs: Tensor) -> None:
     model = make().double()
-    kernel = kernel_of(build(target_for(model, inputs)))
+    kernel = kernel_of(Dropout().plan(target_for(model, inputs)))
     assert len(kernel.places) == sum("Dropout" in type(module).__name__ for module in model.modules())
     assert_folded(kernel, model)
 
@@ -140,7 +140,7 @@ class Sequence(nn.Module):
 )
 def test_models_without_dropout_get_it_before_every_layer_but_the_first(model: nn.Module, inputs: Tensor) -> None:
     model = model.double()
-    kernel = kernel_of(build(target_for(model, inputs), dropout=0.4))
+    kernel = kernel_of(Dropout(dropout=0.4).plan(target_for(model, inputs)))
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)]
     assert [place.layer for place in kernel.places] == layers[1:]
     assert_folded(kernel, model)
@@ -148,13 +148,13 @@ def test_models_without_dropout_get_it_before_every_layer_but_the_first(model: n
 
 def test_layers_are_chosen_by_pattern() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)).double()
-    kernel = kernel_of(build(target_for(model, FLAT), dropout={"*": 0.2, "4": 0.5, "2": 0.0}))
+    kernel = kernel_of(Dropout(dropout={"*": 0.2, "4": 0.5, "2": 0.0}).plan(target_for(model, FLAT)))
     assert [(place.layer, place.rate, place.shape) for place in kernel.places] == [("0", 0.2, (6,)), ("4", 0.5, (4,))]
 
 
 def test_masks_have_the_rate_and_mean_one() -> None:
     model = perceptron().double()
-    kernel = kernel_of(build(target_for(model, FLAT)))
+    kernel = kernel_of(Dropout().plan(target_for(model, FLAT)))
     generator = torch.Generator().manual_seed(0)
     for place in kernel.places:
         values = torch.cat([place.mask(generator) for _ in range(3000)])
@@ -167,7 +167,7 @@ def test_masks_have_the_rate_and_mean_one() -> None:
 
 def test_biases_and_undropped_layers_stay() -> None:
     model = flattened().double()
-    kernel = kernel_of(build(target_for(model, IMAGES)))
+    kernel = kernel_of(Dropout().plan(target_for(model, IMAGES)))
     start, found = drawn(kernel, model, [0])
     before, after = (kernel.target.layout.split(one.position) for one in (start, found))
     changed = [name for name in before if not torch.equal(before[name], after[name])]
@@ -179,14 +179,14 @@ def test_biases_and_undropped_layers_stay() -> None:
 def test_rate_zero_gives_the_trained_network() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
     for rates in (0.0, {"2": 0.0}):
-        kernel = kernel_of(build(target_for(model, FLAT), dropout=rates))
+        kernel = kernel_of(Dropout(dropout=rates).plan(target_for(model, FLAT)))
         start, found = drawn(kernel, model, [0, 1])
         assert kernel.places == () and torch.equal(start.position, found.position)
 
 
 def test_masks_belong_to_a_chain() -> None:
     model = convolutional().double()
-    kernel = kernel_of(build(target_for(model, IMAGES)))
+    kernel = kernel_of(Dropout().plan(target_for(model, IMAGES)))
     _, together = drawn(kernel, model, [0, 1, 2])
     _, alone = drawn(kernel, model, [1])
     assert torch.equal(together.position[1], alone.position[0])
@@ -253,22 +253,22 @@ def test_what_cannot_be_folded_is_refused(model: nn.Module, inputs: Tensor, word
     goal = (inputs, numbers(8, 5, 6)) if inputs.dim() == 3 else (inputs, torch.arange(8) % 3)
     target = target_of(wide, goal, **({"noise": 1.0} if inputs.dim() == 3 else {}))  # type: ignore[typeddict-item]
     with pytest.raises(InputError, match=words):
-        build(target)
+        Dropout().plan(target)
 
 
 def test_training_drops_inputs_of_layers_in_training_mode_only() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
     target = target_for(model, FLAT)
-    plan = build(target, dropout={"2": 0.4})
+    plan = Dropout(dropout={"2": 0.4}).plan(target)
     kernel = kernel_of(plan)
     trained = cast(Training, plan.stages[0].kernel).target
-    start = networks_at(model, target.layout, "fresh", [0, 1], 0)
-    assert torch.equal(trained(start.position, start.rest).gradient, target(start.position, start.rest).gradient)
-    one = trained(start.position, start.rest, training=True, seed=1)
-    assert torch.equal(one.gradient, trained(start.position, start.rest, training=True, seed=1).gradient)
-    assert not torch.allclose(one.gradient, trained(start.position, start.rest, training=True, seed=2).gradient)
-    untouched = target(start.position, start.rest, training=True)
-    assert torch.equal(untouched.gradient, target(start.position, start.rest).gradient)
+    start = first_networks(model, target.layout, "fresh", [0, 1], 0)
+    assert torch.equal(trained(start.position, start.buffers).gradient, target(start.position, start.buffers).gradient)
+    one = trained(start.position, start.buffers, training=True, seed=1)
+    assert torch.equal(one.gradient, trained(start.position, start.buffers, training=True, seed=1).gradient)
+    assert not torch.allclose(one.gradient, trained(start.position, start.buffers, training=True, seed=2).gradient)
+    untouched = target(start.position, start.buffers, training=True)
+    assert torch.equal(untouched.gradient, target(start.position, start.buffers).gradient)
     # What the second layer sees: each unit of each example is dropped at the rate, and others in other examples.
     hooked = dropping(target, kernel.outputs, list(kernel.places)).outputs
     assert hooked is not None
@@ -288,10 +288,10 @@ def test_training_drops_inputs_of_layers_in_training_mode_only() -> None:
 def test_training_and_drawing_work_together() -> None:
     model = perceptron()
     target = target_for(model, FLAT.float())
-    plan = build(target, epochs=3, batch=4, draws=2, rate=0.01)
+    plan = Dropout(epochs=3, batch=4, draws=2, lr=0.01).plan(target)
     assert (plan.stages[0].steps, plan.stages[1].steps, plan.draws, plan.thin) == (6, 0, 2, (0,))
     streams, training = Streams(0, [0, 1], 0), plan.stages[0].kernel
-    state = training.init(networks_at(model, target.layout, "fresh", [0, 1], 0), streams)
+    state = training.init(first_networks(model, target.layout, "fresh", [0, 1], 0), streams)
     for step in range(6):
         state, _ = training.step(state, StepIndex(step, 6), streams)
     kernel = kernel_of(plan)
@@ -303,7 +303,7 @@ def test_training_and_drawing_work_together() -> None:
 
 def test_folding_knows_groups() -> None:
     model = nn.Sequential(nn.Conv1d(2, 4, 1), nn.Dropout1d(0.5), nn.Conv1d(4, 6, 2, groups=2), nn.Flatten()).double()
-    kernel = kernel_of(build(target_of(model, (numbers(8, 2, 3), numbers(8, 12)), noise=1.0)))
+    kernel = kernel_of(Dropout().plan(target_of(model, (numbers(8, 2, 3), numbers(8, 12)), noise=1.0)))
     columns = factor(kernel.places[0], kernel.outputs.model.get_submodule("2"), torch.tensor([1.0, 2.0, 3.0, 4.0]))
     assert columns is not None and columns[:, :, 0].tolist() == [[1.0, 2.0]] * 3 + [[3.0, 4.0]] * 3
     assert_folded(kernel, model)
@@ -313,21 +313,21 @@ def test_tied_weights_are_refused_where_dropping_would_change_both() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)).double()
     model[2].weight = model[0].weight
     with pytest.raises(InputError, match="found 2, whose weights also act elsewhere"):
-        build(target_for(model, FLAT))
-    kernel = kernel_of(build(target_for(model, FLAT), dropout={"4": 0.3}))
+        Dropout().plan(target_for(model, FLAT))
+    kernel = kernel_of(Dropout(dropout={"4": 0.3}).plan(target_for(model, FLAT)))
     assert_folded(kernel, model)
 
 
 def test_bad_options_are_told_in_a_sentence() -> None:
     model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
     with pytest.raises(InputError, match="fits none of 0, 2"):
-        build(target_for(model, FLAT), dropout={"7": 0.1})
+        Dropout(dropout={"7": 0.1}).plan(target_for(model, FLAT))
     with pytest.raises(InputError, match="from 0 to below 1"):
-        build(target_for(model, FLAT), dropout=1.0)
+        Dropout(dropout=1.0).plan(target_for(model, FLAT))
     with pytest.raises(InputError, match="needs data"):
-        build(target_of(model, None))
+        Dropout().plan(target_of(model, None))
     with pytest.raises(InputError, match="leave one of them out"):
-        build(target_for(perceptron().double(), FLAT), dropout=0.1)
+        Dropout(dropout=0.1).plan(target_for(perceptron().double(), FLAT))
     model[2].weight.requires_grad_(False)
     with pytest.raises(InputError, match=r"expected 2.weight among the trained"):
-        build(target_for(model, FLAT), dropout=0.1)
+        Dropout(dropout=0.1).plan(target_for(model, FLAT))

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from onebasin.errors import InputError
 from onebasin.inference.kernel import StepIndex
-from onebasin.inference.methods.ensemble import Optimiser, build
-from onebasin.inference.sample import sample
+from onebasin.inference.methods.ensemble import Ensemble
 from onebasin.inference.seeds import Streams
 from onebasin.inference.start import fresh
 from onebasin.inference.target import Minibatches
-from tests.judging import Conjugate, drawn, numbers, weights_of
+from onebasin.inference.training import Optimizer
+from tests.judging import Conjugate, drawn, numbers, sample, weights_of
 
 EXAMPLES, BATCH, EPOCHS = 20, 6, 8
 X = numbers(EXAMPLES, 3)
@@ -51,11 +51,11 @@ def plain_loop(model: nn.Module, seed: int, chain: int, optimiser: Any, schedule
 
 
 TRAININGS: dict[str, tuple[dict[str, Any], Callable[..., Any], Any]] = {
-    "adam": ({"rate": 0.02}, lambda own: torch.optim.Adam(own, 0.02), None),
-    "adamw": ({"rate": 0.02, "decay": 0.1}, lambda own: torch.optim.AdamW(own, 0.02, weight_decay=0.1), None),
-    "sgd": ({"optimiser": "sgd", "rate": 0.02}, lambda own: torch.optim.SGD(own, 0.02, momentum=0.9), None),
+    "adam": ({"lr": 0.02}, lambda own: torch.optim.Adam(own, 0.02), None),
+    "adamw": ({"lr": 0.02, "decay": 0.1}, lambda own: torch.optim.AdamW(own, 0.02, weight_decay=0.1), None),
+    "sgd": ({"optimizer": "sgd", "lr": 0.02}, lambda own: torch.optim.SGD(own, 0.02, momentum=0.9), None),
     "cosine": (
-        {"optimiser": "sgd", "rate": 0.02, "momentum": 0.5, "schedule": "cosine"},
+        {"optimizer": "sgd", "lr": 0.02, "momentum": 0.5, "lr_schedule": "cosine"},
         lambda own: torch.optim.SGD(own, 0.02, momentum=0.5),
         lambda steps: torch.optim.lr_scheduler.CosineAnnealingLR(steps, EPOCHS * (EXAMPLES // BATCH)),
     ),
@@ -67,7 +67,7 @@ TRAININGS: dict[str, tuple[dict[str, Any], Callable[..., Any], Any]] = {
 def test_a_member_is_what_a_plain_loop_of_torch_trains(name: str, make: Callable[[], nn.Module]) -> None:
     options, optimiser, schedule = TRAININGS[name]
     found = sample(
-        make(), (X, Y), "ensemble", modes=2, seed=7, noise=NOISE, prior=SCALE, epochs=EPOCHS, batch=BATCH, **options
+        make(), (X, Y), "ensemble", chains=2, seed=7, noise=NOISE, prior=SCALE, epochs=EPOCHS, batch=BATCH, **options
     )
     for chain in range(2):
         expected = plain_loop(make(), 7, chain, optimiser, schedule)
@@ -83,7 +83,7 @@ def test_a_member_is_what_a_plain_loop_of_torch_trains(name: str, make: Callable
 
 def test_members_differ_and_do_not_know_of_each_other() -> None:
     options: dict[str, Any] = {"noise": NOISE, "epochs": 3, "batch": 5, "seed": 2}
-    three, one = (sample(plain(), (X, Y), "ensemble", modes=modes, lanes=1, **options) for modes in (3, 1))
+    three, one = (sample(plain(), (X, Y), "ensemble", chains=modes, chains_per_batch=1, **options) for modes in (3, 1))
     rows = weights_of(three)
     assert torch.equal(rows[:1], weights_of(one))
     assert all(float((rows[i] - rows[j]).abs().max()) > 0.01 for i, j in itertools.combinations(range(3), 2))
@@ -93,7 +93,7 @@ def test_the_model_itself_stays_as_it_is() -> None:
     model = normed()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    sample(model, (X, Y), "ensemble", modes=2, noise=NOISE, epochs=2)
+    sample(model, (X, Y), "ensemble", chains=2, noise=NOISE, epochs=2)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items()) and model.training
     assert torch.equal(state, torch.get_rng_state()), "the global generator was moved"
     assert all(value.requires_grad and value.grad is None for value in model.parameters())
@@ -101,8 +101,8 @@ def test_the_model_itself_stays_as_it_is() -> None:
 
 def test_one_member_is_the_mode_of_the_posterior() -> None:
     problem = Conjugate.of(12)
-    options = {"epochs": 200, "batch": None, "optimiser": "sgd", "rate": 0.2, "momentum": 0.5}
-    found = drawn(problem.model, problem.data, "ensemble", modes=2, **problem.density, **options)
+    options = {"epochs": 200, "batch": None, "optimizer": "sgd", "lr": 0.2, "momentum": 0.5}
+    found = drawn(problem.model, problem.data, "ensemble", chains=2, **problem.density, **options)
     torch.testing.assert_close(found, problem.mean.expand(2, 4), rtol=0, atol=1e-6)
     flat = drawn(problem.model, problem.data, "ensemble", noise=problem.noise, prior=None, **options)
     least_squares = torch.linalg.lstsq(problem.design, problem.y[:, None]).solution[:, 0]
@@ -111,7 +111,7 @@ def test_one_member_is_the_mode_of_the_posterior() -> None:
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 def test_checkpoints_are_longer_trainings(optimiser: str) -> None:
-    options: dict[str, Any] = {"noise": NOISE, "batch": 10, "optimiser": optimiser, "rate": 0.02}
+    options: dict[str, Any] = {"noise": NOISE, "batch": 10, "optimizer": optimiser, "lr": 0.02}
     several = drawn(plain(), (X, Y), "ensemble", epochs=10, draws=3, every=10, **options)
     for place, epochs in enumerate((10, 20, 30)):
         # Blocks of random numbers begin elsewhere, but training takes none from them: orders are those of the epoch.
@@ -120,10 +120,10 @@ def test_checkpoints_are_longer_trainings(optimiser: str) -> None:
 
 def test_snapshots_share_the_epochs_in_cycles_of_a_cosine() -> None:
     problem = Conjugate.of(20)
-    plan = build(problem.target, epochs=12, batch=5, draws=3, snapshots=True, rate=0.1)
+    plan = Ensemble(epochs=12, batch=5, draws=3, snapshots=True, lr=0.1).plan(problem.target)
     assert plan.thin == (16,) and plan.draws == 3
-    optimiser = plan.stages[-1].kernel.optimiser
-    rates = [optimiser.rate_at(StepIndex(step, 0)) for step in range(48)]
+    optimizer = plan.stages[-1].kernel.optimizer
+    rates = [optimizer.lr_at(StepIndex(step, 0)) for step in range(48)]
     assert (
         rates[:16] == rates[16:32] == rates[32:] and rates[0] == pytest.approx(0.1) and rates[8] == pytest.approx(0.05)
     )
@@ -140,7 +140,7 @@ def nowhere(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def test_batches_without_a_gradient_are_passed_over() -> None:
     goals = torch.where(torch.arange(EXAMPLES)[:, None] == 3, 2.0, Y)
-    options = {"likelihood": nowhere, "epochs": 30, "batch": 1, "rate": 0.02}
+    options = {"likelihood": nowhere, "epochs": 30, "batch": 1, "lr": 0.02}
     found = drawn(nn.Linear(3, 1).double(), (X, goals), "ensemble", **options)[0]
     kept = torch.arange(EXAMPLES) != 3
     assert float((X[kept] @ found[:3] + found[3] - Y[kept, 0]).square().mean()) < float(Y[kept].var())
@@ -149,19 +149,19 @@ def test_batches_without_a_gradient_are_passed_over() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optimiser": "rmsprop"}, "adam"),
-        ({"schedule": "linear"}, "schedule out of"),
-        ({"rate": 0.0}, "positive learning rate"),
+        ({"optimizer": "rmsprop"}, "adam"),
+        ({"lr_schedule": "linear"}, 'lr_schedule "constant" or "cosine"'),
+        ({"lr": 0.0}, "positive learning rate"),
         ({"epochs": -1}, "epochs to be a whole number from 0 on"),
         ({"draws": 0}, "draws to be a whole number from 1 on"),
-        ({"batch": 0}, "at least 1 example"),
+        ({"batch": 0}, "batch to be a whole number from 1 on"),
     ],
 )
 def test_wrong_options_are_refused(options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        build(Conjugate.of(12).target, **options)
+        Ensemble(**options).plan(Conjugate.of(12).target)
 
 
 def test_cosine_goes_from_the_rate_to_zero() -> None:
-    rates = [Optimiser(rate=0.3, schedule="cosine").rate_at(StepIndex(step, 10)) for step in range(12)]
+    rates = [Optimizer(lr=0.3, schedule="cosine").lr_at(StepIndex(step, 10)) for step in range(12)]
     assert rates[0] == pytest.approx(0.3) and rates[5] == pytest.approx(0.15) and rates[10] == rates[11] == 0

@@ -12,10 +12,10 @@ from onebasin.errors import InputError
 from onebasin.inference.kernel import StepIndex
 from onebasin.inference.methods.hmc import (
     HMC,
+    HMCKernel,
     MassEstimate,
     Phase,
     Tuner,
-    build,
     energy_change,
     kinetic,
     leapfrog,
@@ -106,7 +106,7 @@ def exact_draws(count: int, temperature: float) -> Tensor:
 @pytest.mark.parametrize("mass", ["identity", "diagonal"])
 def test_a_trajectory_leaves_the_posterior_as_it_is(mass: str, temperature: float) -> None:
     """Started in the posterior, chains stay in it, and E[exp(-dH / T)] = 1, for the whole and for each acceptance."""
-    kernel = HMC(REGRESSION.target, leapfrog=3, step_size=0.15, temperature=temperature)
+    kernel = HMCKernel(REGRESSION.target, HMC(leapfrog=3, step=0.15, temperature=temperature))
     position = exact_draws(20_000, temperature)
     streams = Together(1, len(position))
     state = kernel.init(started(kernel.target, position), streams)
@@ -118,7 +118,7 @@ def test_a_trajectory_leaves_the_posterior_as_it_is(mass: str, temperature: floa
         assert_mean((-info["energy_change"]).exp(), 1.0)
         assert_mean(info["accepted"] - info["acceptance"], 0.0)
         assert_standard(REGRESSION.whitened(state.position, temperature))
-    torch.testing.assert_close(state.found.potential, kernel.target(state.position, {}).potential)
+    torch.testing.assert_close(state.evaluation.potential, kernel.target(state.position, {}).potential)
     torch.testing.assert_close(state.gradient, kernel.target(state.position, {}).gradient)
 
 
@@ -128,7 +128,7 @@ def test_a_quartic_well_is_left_as_it_is() -> None:
         nn.Linear(4, 1, bias=False).double(), None, log_density=lambda own: -0.25 * own["weight"].pow(4).sum()
     )
     gamma = torch.from_numpy(stats.gamma(0.25).rvs((20_000, 4), random_state=3))
-    state, info = run(HMC(target, leapfrog=4, step_size=0.6), (4 * gamma) ** 0.25, 5)  # all positive at first
+    state, info = run(HMCKernel(target, HMC(leapfrog=4, step=0.6)), (4 * gamma) ** 0.25, 5)  # all positive at first
     assert 0.3 < float(info["acceptance"].mean()) < 0.95
     assert_mean(state.position**4, 1.0)
     assert_mean(state.position**2, 2 * math.gamma(0.75) / math.gamma(0.25))
@@ -139,7 +139,7 @@ def test_a_quartic_well_is_left_as_it_is() -> None:
 def test_acceptance_is_what_was_wished(wished: float) -> None:
     target = target_of(nn.Linear(200, 1, bias=False), None)
     chains, warmup = 60, 400
-    kernel = HMC(target, leapfrog=4, acceptance=wished)
+    kernel = HMCKernel(target, HMC(leapfrog=4, acceptance=wished))
     _, info = run(kernel, numbers(chains, 200).float(), warmup + 100, warmup)
     # By construction log_step = centre - sqrt(t) / 0.05 * (sum of wished - found) / (t + 10), so that the mean over the
     # warm-up is off by |centre - log_step| * 0.05 / sqrt(t); steps end within a factor of e^4 of the centre.
@@ -204,7 +204,7 @@ def test_mass_is_learned_in_two_windows_and_then_kept() -> None:
 def test_diagonal_mass_takes_on_scales_a_hundred_apart() -> None:
     target = target_of(nn.Linear(3, 1).double(), None, prior={"weight": 2.0, "bias": 0.02})
     start = target.prior.precision.rsqrt() * numbers(64, 4)
-    state, info = run(HMC(target, leapfrog=8, adapt_mass=True), start, 500, 400)
+    state, info = run(HMCKernel(target, HMC(leapfrog=8, mass="diagonal")), start, 500, 400)
     ratio = (state.inverse_mass * target.prior.precision).log()
     # A variance from the 180 trajectories of the second window scatters by sqrt(2 / 180) = 0.1 if they are independent,
     # by 0.2 if a quarter of them count.
@@ -222,9 +222,9 @@ def boxed(sampled: Any) -> Tensor:
 
 def test_walls_of_nan_keep_the_chains_inside_of_the_right_density() -> None:
     target = target_of(nn.Linear(2, 1, bias=False).double(), None, log_density=boxed)
-    state, info = run(HMC(target, leapfrog=5), 1.98 * torch.ones(2000, 2).double(), 360, 300)
+    state, info = run(HMCKernel(target, HMC(leapfrog=5)), 1.98 * torch.ones(2000, 2).double(), 360, 300)
     assert bool((state.position.abs() < 2).all())
-    assert bool(info["divergent"].any()) and bool(torch.isfinite(state.found.potential).all())
+    assert bool(info["divergent"].any()) and bool(torch.isfinite(state.evaluation.potential).all())
     for column in state.position.T:
         assert stats.kstest(column.numpy(), stats.truncnorm(-2, 2).cdf).pvalue > 1e-4
     late = info["accepted"][-40:]
@@ -236,7 +236,7 @@ def test_a_start_without_density_is_refused() -> None:
     target = target_of(nn.Linear(2, 1, bias=False).double(), None, log_density=boxed)
     position = torch.tensor([[0.0, 0.5], [0.0, 2.5]]).double()
     with pytest.raises(InputError, match=r"finite log density at the start, found none at the start of chain 1: train"):
-        run(HMC(target), position, 1)
+        run(HMCKernel(target), position, 1)
 
 
 @pytest.mark.parametrize(
@@ -247,9 +247,9 @@ def test_a_start_without_density_is_refused() -> None:
         ({"acceptance": 1.0}, "0 < acceptance < 1"),
         ({"temperature": 0.0}, "temperature > 0"),
         ({"leapfrog": 0}, "leapfrog to be a whole number from 1 on"),
-        ({"draws": 2.5}, "draws to be a whole number"),
+        ({"draws": 2.5}, "a whole number for draws"),
     ],
 )
 def test_wrong_options_are_refused(options: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        build(REGRESSION.target, **options)
+        HMC(**options).plan(REGRESSION.target)

@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import onebasin as ob
 from onebasin.errors import InputError, OnebasinError, StorageError
 from onebasin.inference.journal import alone
-from tests.judging import numbers
+from tests.judging import numbers, sample
 
 X = numbers(24, 3).float()
 Y = X.sum(1, keepdim=True)
@@ -31,18 +30,18 @@ def test_frozen_parameters_and_their_statistics_stay() -> None:
     model[1].running_mean.fill_(0.7)
     for method in ("hmc", "ensemble"):
         options = QUICK if method == "hmc" else {"epochs": 5}
-        draws = ob.sample(model, (X, Y), method, noise=0.5, modes=2, **options)
+        draws = sample(model, (X, Y), method, noise=0.5, chains=2, **options)
         for name in ("0.weight", "0.bias", "1.weight", "1.running_mean", "1.running_var", "1.num_batches_tracked"):
             assert bool((draws.tensor(name) == model.state_dict()[name]).all()), name
         assert float((draws.tensor("3.weight")[0] - draws.tensor("3.weight")[-1]).abs().max()) > 0
-    again = ob.sample(model, (X, Y), "ensemble", noise=0.5, epochs=5, start="model")
+    again = sample(model, (X, Y), "ensemble", noise=0.5, epochs=5, start="model")
     assert bool((again.tensor("1.running_mean") == 0.7).all())
 
 
 def test_an_exploding_sghmc_chain_is_flagged_and_returns_to_sound_places() -> None:
     x = numbers(24, 15).float()
     model = nn.Sequential(nn.Linear(15, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1))
-    draws = ob.sample(model, (x, Y), "sghmc", modes=3, draws=5, epochs=50, noise=0.5, batch=7, step=1.0)
+    draws = sample(model, (x, Y), "sghmc", chains=3, draws=5, epochs=50, noise=0.5, batch=7, step=1.0)
     found = draws.provenance["diagnostics"]
     assert min(found["divergences"]) > 0, "the step must be too large for this test to say anything"
     assert draws.log_density is not None
@@ -85,9 +84,9 @@ PRIORS = {"*": 1.0, "*.bias": 0.01}
 )
 def test_another_posterior_is_not_resumed(first, second, options, changed, name, tmp_path: Path) -> None:
     options = {"noise": 0.5, "path": tmp_path / "run", **QUICK, **options}
-    ob.sample(first(), (X, Y), **options)
+    sample(first(), (X, Y), **options)
     with pytest.raises(InputError, match=f"another {name}"):
-        ob.sample(second(), (X, Y), resume=True, **{**options, **changed})
+        sample(second(), (X, Y), **{**options, **changed})
 
 
 @pytest.mark.parametrize(
@@ -96,35 +95,35 @@ def test_another_posterior_is_not_resumed(first, second, options, changed, name,
 )
 def test_draws_may_not_grow_where_they_share_a_cycle(method: str, options: dict, tmp_path: Path) -> None:
     common = {"noise": 0.5, "path": tmp_path / "run", **options}
-    ob.sample(net(), (X, Y), method, draws=2, **common)
+    sample(net(), (X, Y), method, draws=2, **common)
     with pytest.raises(InputError, match="another thin"):
-        ob.sample(net(), (X, Y), method, draws=6, resume=True, **common)
+        sample(net(), (X, Y), method, draws=6, **common)
 
 
 def test_growing_draws_do_not_change_what_was_left_open(tmp_path: Path) -> None:
-    ob.sample(net(), (X, Y), noise=0.5, path=tmp_path / "run", **QUICK)
-    more = ob.sample(net(), (X, Y), noise=0.5, path=tmp_path / "run", resume=True, **{**QUICK, "draws": 400})
+    sample(net(), (X, Y), noise=0.5, path=tmp_path / "run", **QUICK)
+    more = sample(net(), (X, Y), noise=0.5, path=tmp_path / "run", **{**QUICK, "draws": 400})
     assert len(more) == 400
 
 
 def test_statistics_that_a_fresh_start_forgets_do_not_matter(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-    ob.sample(model, (X, Y), noise=0.5, path=tmp_path / "run", **QUICK)
+    sample(model, (X, Y), noise=0.5, path=tmp_path / "run", **QUICK)
     model(X)  # moves the running statistics
-    ob.sample(model, (X, Y), noise=0.5, path=tmp_path / "run", resume=True, **{**QUICK, "draws": 5})
+    sample(model, (X, Y), noise=0.5, path=tmp_path / "run", **{**QUICK, "draws": 5})
 
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:
-    ob.sample(net(), (X, Y), noise=0.5, path=tmp_path / "run", **QUICK)
+    sample(net(), (X, Y), noise=0.5, path=tmp_path / "run", **QUICK)
     with alone(tmp_path / "run"), pytest.raises(StorageError, match="another process is at work"):
-        ob.sample(net(), (X, Y), noise=0.5, path=tmp_path / "run", resume=True, **QUICK)
+        sample(net(), (X, Y), noise=0.5, path=tmp_path / "run", **QUICK)
 
 
 def test_a_damaged_definition_is_told(tmp_path: Path) -> None:
-    ob.sample(net(), (X, Y), noise=0.5, path=tmp_path / "run", **QUICK)
+    sample(net(), (X, Y), noise=0.5, path=tmp_path / "run", **QUICK)
     (tmp_path / "run" / "run" / "definition.json").write_text("{")
     with pytest.raises(StorageError, match="damaged"):
-        ob.sample(net(), (X, Y), noise=0.5, path=tmp_path / "run", resume=True, **QUICK)
+        sample(net(), (X, Y), noise=0.5, path=tmp_path / "run", **QUICK)
 
 
 class Noisy(nn.Module):
@@ -170,7 +169,7 @@ STATELESS = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats
     ("model", "data", "options", "sentence"),
     [
         (nn.Linear(3, 1), (X, 2 * CLASSES - 1), {"likelihood": "bernoulli"}, "bernoulli targets from 0 to 1"),
-        (net(), (X, Y), {"method": "ensemble", "draws": 4, "schedule": "cosine", "noise": 0.5}, "snapshots=True"),
+        (net(), (X, Y), {"method": "ensemble", "draws": 4, "lr_schedule": "cosine", "noise": 0.5}, "snapshots=True"),
         (nn.Linear(3, 1), (X, Y), {"method": "dropout", "noise": 0.5}, "fewer than two linear"),
         (Noisy(False), (X, Y), {"method": "dropout", "noise": 0.5}, "random numbers of its own"),
         (Noisy(True), (X, Y), {"noise": 0.5}, "random numbers in evaluation"),
@@ -179,7 +178,7 @@ STATELESS = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats
         (Branching(), (X, Y), {"noise": 0.5}, "functional_call and vmap"),
         (net(), (X, Y), {"noise": 0.5, "temperature": float("inf")}, "temperature"),
         (net(), (X, Y), {"noise": 0.5, "leapfrog": 2.5}, "a whole number for leapfrog"),
-        (net(), (X, Y), {"noise": 0.5, "rate": "fast"}, "a number for rate"),
+        (net(), (X, Y), {"noise": 0.5, "lr": "fast"}, "a number for lr"),
         (net(), (X, Y), {"noise": 0.5, "threads": -1}, "threads"),
         (net(), (X, Y), {"noise": 0.5, "compile": "x"}, "for compile"),
         (net(), None, {"log_density": lambda own: own["0.weight"].sum(0)}, "one number"),
@@ -195,14 +194,14 @@ STATELESS = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats
 )
 def test_what_would_be_wrong_is_refused(model: nn.Module, data: object, options: dict, sentence: str) -> None:
     with pytest.raises(OnebasinError, match=sentence):
-        ob.sample(model, data, **{**(QUICK if "method" not in options else {}), **options})
+        sample(model, data, **{**(QUICK if "method" not in options else {}), **options})
 
 
 @pytest.mark.parametrize("mass", ["identity", "diagonal"])
 @pytest.mark.parametrize("warmup", [0, 1, 2, 20])
 def test_a_short_warm_up_does_not_freeze_chains(mass: str, warmup: int) -> None:
-    options = {"modes": 4, "noise": 0.1, "draws": 50, "epochs": 200, "rate": 0.05, "leapfrog": 10}
-    draws = ob.sample(nn.Linear(3, 1), (X, Y), warmup=warmup, mass=mass, **options)
+    options = {"chains": 4, "noise": 0.1, "draws": 50, "epochs": 200, "lr": 0.05, "leapfrog": 10}
+    draws = sample(nn.Linear(3, 1), (X, Y), warmup=warmup, mass=mass, **options)
     assert draws.provenance["diagnostics"]["stuck"] == []
     assert min(draws.provenance["diagnostics"]["accepted"]) > 0.2
 
@@ -219,7 +218,7 @@ def test_scalar_and_empty_parameters_are_fine(method: str) -> None:
             return self.scale * self.linear(x) + self.empty.sum()
 
     options = {"draws": 2, "epochs": 1, **({"warmup": 2} if method in ("hmc", "sghmc", "mclmc") else {})}
-    draws = ob.sample(Odd(), (X, Y), method, noise=0.5, **options)
+    draws = sample(Odd(), (X, Y), method, noise=0.5, **options)
     assert draws.tensor("scale").shape == (2,) or method == "ensemble"
     assert draws.tensor("empty").shape[1:] == (0, 3)
 
@@ -230,7 +229,9 @@ def test_a_script_without_a_guard_can_have_workers(tmp_path: Path) -> None:
         "import torch, onebasin as ob\nfrom torch import nn\n"
         "x = torch.zeros(8, 1)\n"
         "class Own(nn.Linear): pass\n"
-        "found = ob.sample(Own(1, 1), (x, x), noise=1.0, modes=4, workers=2, draws=2, warmup=1, epochs=1)\n"
+        "class Mine(ob.HMC): pass\n"
+        "method = Mine(draws=2, warmup=1, epochs=1)\n"
+        "found = ob.sample(Own(1, 1), (x, x), method, noise=1.0, chains=4, workers=2)\n"
         "print(len(found))\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}

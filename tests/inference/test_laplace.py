@@ -22,7 +22,7 @@ from onebasin.inference.curvature import Seen, dense, diagonal
 from onebasin.inference.kernel import Draws, StepIndex
 from onebasin.inference.laplace_torch import from_laplace
 from onebasin.inference.layout import ParameterLayout
-from onebasin.inference.methods.laplace import Laplace, build
+from onebasin.inference.methods.laplace import Laplace, LaplaceKernel
 from onebasin.inference.seeds import Streams
 from onebasin.inference.target import Target, target_of
 from onebasin.posterior.gaussian import Block, Covariance, Full, Gaussian, Kronecker, Partial
@@ -64,9 +64,9 @@ def convolutional() -> nn.Module:
 def networks(target: Target, *models: nn.Module) -> Draws:
     layout = target.layout
     position = torch.stack([layout.join(dict(model.named_parameters())).detach() for model in models])
-    rests = [layout.rest(model) for model in models]
-    rest = {name: torch.stack([own[name] for own in rests]) for name in rests[0]}
-    return Draws(position, rest, torch.full((len(models),), math.nan))
+    buffers_of_chains = [layout.buffers_of(model) for model in models]
+    buffers = {name: torch.stack([own[name] for own in buffers_of_chains]) for name in buffers_of_chains[0]}
+    return Draws(position, buffers, torch.full((len(models),), math.nan))
 
 
 def streams(chains: int = 1, seed: int = 0) -> Streams:
@@ -77,12 +77,12 @@ def seen(model: nn.Module, data: Any, **options: Any) -> Seen:
     target = target_of(model, data, **options)
     assert target.outputs is not None and target.likelihood is not None
     weights = {name: value.detach() for name, value in model.named_parameters()}
-    return Seen(target, target.outputs, target.likelihood, weights, target.rest)
+    return Seen(target, target.outputs, target.likelihood, weights, target.buffers)
 
 
 def fitted(model: nn.Module, data: Any, density: dict[str, Any], **options: Any) -> tuple[Gaussian, float]:
     target = target_of(model, data, **density)
-    kernel = Laplace(target, **options)
+    kernel = LaplaceKernel(target, Laplace(**options))
     state = kernel.init(networks(target, model), streams())
     return kernel.components(state)[0], float(state.evidence)
 
@@ -119,8 +119,8 @@ def test_a_linear_gaussian_network_gets_its_exact_posterior_and_evidence() -> No
     inputs, targets, noise, scale = numbers(12, 3), numbers(12, 2, seed=1), 0.7, 1.5
     model = seeded(lambda: nn.Linear(3, 2))
     target = target_of(model, (inputs, targets), noise=noise, prior=scale)
-    training = {"epochs": 100, "batch": None, "optimiser": "sgd", "rate": 0.3, "momentum": 0.5}
-    plan = build(target, **training, structure="full", draws=3)  # type: ignore[arg-type]
+    training = {"epochs": 100, "batch": None, "optimizer": "sgd", "lr": 0.3, "momentum": 0.5}
+    plan = Laplace(**training, structure="full", draws=3).plan(target)  # type: ignore[arg-type]
     train, stage = plan.stages
     state = train.kernel.init(networks(target, model), streams())
     for step in range(train.steps):
@@ -143,7 +143,7 @@ def test_a_linear_gaussian_network_gets_its_exact_posterior_and_evidence() -> No
 def test_without_data_it_is_the_prior(structure: str) -> None:
     scales = {"*.weight": 0.5, "*.bias": 2.0}
     target = target_of(seeded(perceptron), None, prior=scales)
-    kernel = Laplace(target, structure)
+    kernel = LaplaceKernel(target, Laplace(structure=structure))
     state = kernel.init(networks(target, seeded(perceptron)), streams())
     component = kernel.components(state)[0]
     expected = target.layout.spread(scales, 1.0, "prior")
@@ -340,7 +340,7 @@ def test_the_order_of_axes_inside_a_model_does_not_matter(examples: int, places:
 def test_two_modes_together_are_two_modes_alone(structure: str, layers: str) -> None:
     models = [seeded(Odd, seed) for seed in (1, 2)]
     target = target_of(models[0], (numbers(6, 3), torch.tensor([0, 1, 1, 0, 1, 0])))
-    kernel = Laplace(target, structure, layers, "marginal")
+    kernel = LaplaceKernel(target, Laplace(structure=structure, layers=layers, prior_precision="marginal"))
     both = kernel.init(networks(target, *models), streams(2))
     for chain, model in enumerate(models):
         alone = kernel.init(networks(target, model), streams())
@@ -355,7 +355,7 @@ def test_two_modes_together_are_two_modes_alone(structure: str, layers: str) -> 
 def test_draws_are_those_of_the_components(structure: str, layers: str) -> None:
     models = [seeded(perceptron, seed) for seed in (1, 2)]
     target = target_of(models[0], (numbers(6, 3), torch.tensor([0, 1, 1, 0, 1, 0])))
-    kernel = Laplace(target, structure, layers)
+    kernel = LaplaceKernel(target, Laplace(structure=structure, layers=layers))
     state = kernel.init(networks(target, *models), streams(2))
     drawn = kernel.draw(state, streams(2))
     for chain, (component, stream) in enumerate(zip(kernel.components(state), streams(2).each("draw"), strict=True)):
@@ -364,8 +364,8 @@ def test_draws_are_those_of_the_components(structure: str, layers: str) -> None:
         assert {name: bool(value.any()) for name, value in moved.items()} == {
             name: layers == "all" or name.startswith("2.") for name in target.layout.names
         }
-    assert torch.allclose(drawn.log_density, -target(drawn.position, drawn.rest).potential)
-    hot = Laplace(target, structure, layers, temperature=4.0)
+    assert torch.allclose(drawn.log_density, -target(drawn.position, drawn.buffers).potential)
+    hot = LaplaceKernel(target, Laplace(structure=structure, layers=layers, temperature=4.0))
     warm = hot.components(hot.init(networks(target, *models), streams(2)))
     for cold, other in zip(kernel.components(state), warm, strict=True):
         assert_close(other.shape.std(), 2 * cold.shape.std())
@@ -381,7 +381,7 @@ def test_the_tuned_precision_maximises_the_evidence(structure: str) -> None:
     data = (numbers(30, 3), numbers(30, 2, seed=1))
     density = {"noise": 0.2}
     target = target_of(model, data, **density)  # type: ignore[arg-type]
-    kernel = Laplace(target, structure, prior_precision="marginal")
+    kernel = LaplaceKernel(target, Laplace(structure=structure, prior_precision="marginal"))
     state = kernel.init(networks(target, model), streams())
     best = float(state.precision[0, 0])
     assert bool((state.precision == best).all())
@@ -400,7 +400,7 @@ def test_a_precision_for_each_tensor_is_at_least_as_good_and_stationary(structur
     model = seeded(perceptron)
     data, density = (numbers(30, 3), numbers(30, 2, seed=1)), {"noise": 0.2}
     target = target_of(model, data, **density)  # type: ignore[arg-type]
-    kernel = Laplace(target, structure, prior_precision="per-layer")
+    kernel = LaplaceKernel(target, Laplace(structure=structure, prior_precision="per-layer"))
     state = kernel.init(networks(target, model), streams())
     assert float(state.evidence) > fitted(model, data, density, structure=structure, prior_precision="marginal")[1]
     for index, name in enumerate(target.layout.names):
@@ -601,7 +601,7 @@ def test_a_partial_shape_keeps_its_inner_one_through_its_tensors() -> None:
 def test_unknown_options_are_refused(options: dict[str, Any]) -> None:
     target = target_of(perceptron(), (torch.zeros(4, 3), torch.zeros(4, 2)), noise=1.0)
     with pytest.raises(InputError, match="found"):
-        build(target, **options)
+        Laplace(**options).plan(target)
 
 
 def test_what_has_no_gaussian_is_refused() -> None:
@@ -637,7 +637,7 @@ def test_a_direction_that_rounding_alone_bounds_is_refused(structure: str, dtype
 
 def fitted_at(model: nn.Module, broken: nn.Module, data: Any, structure: str) -> None:
     target = target_of(model, data)
-    Laplace(target, structure).init(networks(target, broken), streams())
+    LaplaceKernel(target, Laplace(structure=structure)).init(networks(target, broken), streams())
 
 
 def test_float32_networks_stay_float32() -> None:

@@ -1,4 +1,4 @@
-"""Microcanonical Langevin: reversible motion at constant speed and energy, and right draws when it is tuned finely."""
+"""MCLMCKernel Langevin: reversible motion at constant speed and energy, and right draws when it is tuned finely."""
 
 import math
 from itertools import pairwise
@@ -7,15 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import onebasin as ob
 from onebasin.errors import InputError
 from onebasin.functional.call import global_seed
 from onebasin.inference.kernel import Draws, StepIndex
-from onebasin.inference.methods.mclmc import MCLMCState, Microcanonical, build, kick, unit
+from onebasin.inference.methods.mclmc import MCLMC, MCLMCKernel, MCLMCState, kick, unit
 from onebasin.inference.seeds import Streams
 from onebasin.inference.target import Target, target_of
 from onebasin.metrics.chains import ess
-from tests.judging import numbers
+from tests.judging import numbers, sample
 
 STILL = StepIndex(1, 0)
 
@@ -32,8 +31,8 @@ class Silent(Streams):
         return torch.zeros_like(like)
 
 
-def started(target: Target, step: float, chains: int = 3) -> tuple[Microcanonical, MCLMCState]:
-    kernel = Microcanonical(target, length=1e9)
+def started(target: Target, step: float, chains: int = 3) -> tuple[MCLMCKernel, MCLMCState]:
+    kernel = MCLMCKernel(target, MCLMC(length=1e9))
     position = numbers(chains, target.layout.size)
     state = kernel.init(Draws(position, {}, torch.zeros(chains)), Streams(0, range(chains), 0))
     return kernel, state._replace(step=torch.full((chains,), step, dtype=torch.float64))
@@ -81,8 +80,8 @@ def test_the_energy_error_of_a_step_is_of_third_order() -> None:
 def test_an_anisotropic_gaussian_is_sampled_within_its_monte_carlo_error() -> None:
     scales = torch.tensor([0.3, 0.5, 1.0, 1.0, 2.0, 3.0], dtype=torch.float64)
     model = nn.Linear(6, 1, bias=False).double()
-    draws = ob.sample(
-        model, None, "mclmc", log_density=lambda own: -0.5 * (own["weight"] / scales).square().sum(), modes=8,
+    draws = sample(
+        model, None, "mclmc", log_density=lambda own: -0.5 * (own["weight"] / scales).square().sum(), chains=8,
         draws=1500, thin=4, warmup=3000, epochs=0, variance=2e-4, loose=1e-2, length=4.0, start="model",
     )  # fmt: skip
     values = draws.tensor("weight").reshape(8, 1500, 6) / scales
@@ -95,7 +94,7 @@ def test_an_anisotropic_gaussian_is_sampled_within_its_monte_carlo_error() -> No
 
 def test_the_step_size_is_tuned_to_the_wished_error() -> None:
     target = gaussian(torch.linspace(0.2, 2.0, 40, dtype=torch.float64))
-    plan = build(target, warmup=4000, variance=1e-2, epochs=0)
+    plan = MCLMC(warmup=4000, variance=1e-2, epochs=0).plan(target)
     kernel = plan.stages[1].kernel
     streams = Streams(0, range(4), 0)
     state = kernel.init(Draws(numbers(4, 40), {}, torch.zeros(4)), streams)
@@ -116,8 +115,8 @@ def test_it_goes_on_after_a_region_without_density() -> None:
 
     with global_seed(0):
         model = nn.Linear(3, 1, bias=False)
-    options = {"draws": 300, "thin": 5, "warmup": 300, "epochs": 0, "modes": 4, "variance": 0.01, "start": "model"}
-    draws = ob.sample(model, None, "mclmc", log_density=log_density, **options)
+    options = {"draws": 300, "thin": 5, "warmup": 300, "epochs": 0, "chains": 4, "variance": 0.01, "start": "model"}
+    draws = sample(model, None, "mclmc", log_density=log_density, **options)
     values = draws.tensor("weight").reshape(4, 300, 3)
     assert bool((values.abs() < 1).all())
     assert min(draws.provenance["diagnostics"]["divergences"]) > 0
@@ -127,7 +126,7 @@ def test_it_goes_on_after_a_region_without_density() -> None:
 
 def test_bad_settings_get_sentences() -> None:
     with pytest.raises(InputError, match="at least 2 weights"):
-        ob.sample(nn.Linear(1, 1, bias=False), None, "mclmc")
+        sample(nn.Linear(1, 1, bias=False), None, "mclmc")
     with pytest.raises(InputError, match="positive length"):
-        ob.sample(nn.Linear(2, 1), None, "mclmc", variance=-1.0)
-    assert math.isclose(build(gaussian(torch.ones(9, dtype=torch.float64))).stages[1].kernel.length, 3.0)
+        sample(nn.Linear(2, 1), None, "mclmc", variance=-1.0)
+    assert math.isclose(MCLMC().plan(gaussian(torch.ones(9, dtype=torch.float64))).stages[1].kernel.length, 3.0)

@@ -15,20 +15,22 @@ from torch import nn
 
 from onebasin import Population
 from onebasin.errors import InputError, StorageError
-from onebasin.inference import workers as blackboard
-from onebasin.inference.driver import Progress, job_of, unit_bytes
-from onebasin.inference.journal import RUN, ChainBatch, read_info, units
-from onebasin.inference.sample import by_chain, sample
-from onebasin.inference.workers import Blackboard, Listener, Reporter
+from onebasin.inference import workers as channels
+from onebasin.inference.driver import BatchProgress
+from onebasin.inference.job import ChainBatch, chain_batches
+from onebasin.inference.journal import RUN, read_info
+from onebasin.inference.sample import by_chain
+from onebasin.inference.workers import ReportReader, ReportWriter, WorkerChannel
 from onebasin.parallel.choose import open_executor
 from onebasin.parallel.executor import Executor, SerialExecutor
 from onebasin.storage.lock import HeldElsewhere, held
 from tests.interrupted_run import problem
+from tests.judging import sample, split_options
 
 HERE = Path(__file__).resolve().parents[1]
 QUICK: dict[str, Any] = {
-    "modes": 5,
-    "lanes": 3,
+    "chains": 5,
+    "chains_per_batch": 3,
     "noise": 0.1,
     "compile": False,
     "warmup": 5,
@@ -93,7 +95,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_where_units_run_does_not_change_draws(on_disk: bool, tmp_path: Path, pair: Executor) -> None:
+def test_where_batches_run_does_not_change_draws(on_disk: bool, tmp_path: Path, pair: Executor) -> None:
     model, data = problem()
 
     def drawn(name: str, **places: Any) -> Population:
@@ -114,7 +116,7 @@ def test_nothing_is_left_of_the_work(tmp_path: Path, pair: Executor) -> None:
     sample(model, data, "hmc", draws=3, path=tmp_path / "run", executor=pair, progress=told, **QUICK)
     assert seen[-1][0] == seen[-1][1], "the last news say that everything is done"
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-    assert not (tmp_path / "run" / RUN / "crew").exists()
+    assert not (tmp_path / "run" / RUN / "workers").exists()
     assert {path.suffix for path in (tmp_path / "run" / RUN).iterdir()} <= {".safetensors", ".json", ""}
 
 
@@ -148,13 +150,15 @@ def test_a_worker_that_is_killed_is_survived(tmp_path: Path, undisturbed: Path) 
 
 def started(folder: Path) -> subprocess.Popen[str]:
     """The long run with two workers in a process of its own, which prints its progress."""
+    method, run = split_options("hmc", LONG)
     code = (
         "import signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it\n"
         "from tests.interrupted_run import *\n"
         "model, data = problem()\n"
         "told = lambda done, total, text: print(text, flush=True)\n"
-        f"sample(model, data, 'hmc', path={str(folder)!r}, progress=told, workers=2, **{LONG!r})\n"
+        "from onebasin import HMC\n"
+        f"ob.sample(model, data, {method!r}, path={str(folder)!r}, progress=told, workers=2, **{run!r})\n"
     )
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=HERE.parent)
 
@@ -174,12 +178,12 @@ def test_the_parent_is_ended_and_the_run_goes_on(
     assert len(workers) == 2
     if how is signal.SIGINT:
         assert all(gone(worker) for worker in workers)
-        assert not (tmp_path / "run" / RUN / "crew").exists(), "all have written before they were ended"
+        assert not (tmp_path / "run" / RUN / "workers").exists(), "all have written before they were ended"
         kept = Population.open(tmp_path / "run")
         assert 0 < len(kept) < 5 * LONG["draws"]
         assert not kept.check()
     model, data = problem()
-    sample(model, data, "hmc", path=tmp_path / "run", resume=True, executor=pair, **LONG)  # orphans or not
+    sample(model, data, "hmc", path=tmp_path / "run", executor=pair, **LONG)  # orphans or not
     assert_like(tmp_path / "run", undisturbed)
     for _ in range(300):  # they get some seconds to write what they have
         if all(gone(worker) for worker in workers):
@@ -188,50 +192,36 @@ def test_the_parent_is_ended_and_the_run_goes_on(
     pytest.fail("workers outlive a parent that was killed")
 
 
-def test_an_error_of_one_unit_ends_all(tmp_path: Path, pair: Executor) -> None:
+def test_an_error_of_one_batch_ends_all(tmp_path: Path, pair: Executor) -> None:
     model, data = problem()
     weights = {name: torch.zeros(5, *value.shape) for name, value in model.state_dict().items()}
     weights["2.bias"][4] = torch.inf  # the last chain cannot begin; the others would go on for hours
     options = {**QUICK, "epochs": 0, "draws": 10**7, "start": Population.from_stacked(weights)}
     with pytest.raises(InputError, match="at the start of chain 4"):
         sample(model, data, "hmc", path=tmp_path / "run", executor=pair, **options)
-    assert not (tmp_path / "run" / RUN / "crew").exists()
+    assert not (tmp_path / "run" / RUN / "workers").exists()
     assert len(sample(model, data, "hmc", draws=1, executor=pair, **QUICK)) == 5, "both workers are free again"
 
 
-def test_memory_is_estimated_by_what_grows() -> None:
-    def estimate(examples: int, width: int, **options: Any) -> int:
-        model = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
-        data = torch.zeros(examples, 4), torch.zeros(examples, 1)
-        return unit_bytes(job_of(model, data, "hmc", {"noise": 1.0, "lanes": 2, **options}, modes=4)[0])
-
-    small = estimate(1000, 100)
-    # Tanh keeps its output: width numbers of 4 bytes for each example and chain, at the least.
-    assert estimate(2000, 100) - small > 1000 * 2 * 100 * 4
-    assert estimate(1000, 200) - small > 1000 * 2 * 100 * 4
-    assert estimate(1000, 100, lanes=4) - small > 1000 * 2 * 100 * 4
-    assert estimate(2000, 100, piece=1000) - small < 1000 * 100, "only the data grow"
+# ---------------------------------------------------------------------- the files between workers
 
 
-# ---------------------------------------------------------------------- the blackboard
-
-
-def board_of(path: Path) -> Blackboard:
+def channel_of(path: Path) -> WorkerChannel:
     (path / RUN).mkdir(parents=True, exist_ok=True)
-    return Blackboard.opened(path)
+    return WorkerChannel.opened(path)
 
 
 def test_a_worker_ends_when_its_token_goes_or_another_run_begins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blackboard, "_HEED_SECONDS", 0.0)
-    first = board_of(tmp_path)
-    heed = first.heed()
-    heed()
-    second = board_of(tmp_path)
+    monkeypatch.setattr(channels, "_TOKEN_SECONDS", 0.0)
+    first = channel_of(tmp_path)
+    check = first.check_stop()
+    check()
+    second = channel_of(tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        heed()
-    other = second.heed()
+        check()
+    other = second.check_stop()
     other()
     second.closed(1.0)
     with pytest.raises(KeyboardInterrupt):
@@ -239,39 +229,39 @@ def test_a_worker_ends_when_its_token_goes_or_another_run_begins(
     assert not second.folder.exists()
 
 
-def test_one_unit_has_one_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blackboard, "_PREDECESSOR_SECONDS", 0.2)
-    board, (one, two) = board_of(tmp_path), units(4, 2)
-    with board.taken(one):
-        with pytest.raises(StorageError, match="another process is at work on u000000"), board.taken(one):
+def test_one_batch_has_one_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "_PREDECESSOR_SECONDS", 0.2)
+    channel, (one, two) = channel_of(tmp_path), chain_batches(4, 2)
+    with channel.taken(one):
+        with pytest.raises(StorageError, match="another process is at work on u000000"), channel.taken(one):
             pass
-        with board.taken(two):
+        with channel.taken(two):
             pass
-        board.closed(0.2)
-        assert board.folder.exists(), "somebody is still at work: what it holds stays"
-        with pytest.raises(KeyboardInterrupt), board.taken(two):
+        channel.closed(0.2)
+        assert channel.folder.exists(), "somebody is still at work: what it holds stays"
+        with pytest.raises(KeyboardInterrupt), channel.taken(two):
             pass
     with held(tmp_path / "file"), pytest.raises(HeldElsewhere), held(tmp_path / "file"):
         pass
 
 
 def test_a_folder_that_a_worker_does_not_see(tmp_path: Path) -> None:
-    board = Blackboard(tmp_path / "elsewhere", "token")
-    with pytest.raises(InputError, match="that all machines of the cluster see"), board.taken(units(1, 1)[0]):
+    channel = WorkerChannel(tmp_path / "elsewhere", "token")
+    with pytest.raises(InputError, match="that all machines of the cluster see"), channel.taken(chain_batches(1, 1)[0]):
         pass
 
 
 def test_news_arrive_once_and_the_last_always(tmp_path: Path) -> None:
-    board, (unit,) = board_of(tmp_path), units(2, 2)
-    heard: list[tuple[ChainBatch, Progress]] = []
-    listener = Listener(board, [unit], lambda *news: heard.append(news))
+    channel, (batch,) = channel_of(tmp_path), chain_batches(2, 2)
+    heard: list[tuple[ChainBatch, BatchProgress]] = []
+    listener = ReportReader(channel, [batch], lambda *news: heard.append(news))
     listener.look()
-    with Reporter(board, unit) as reporter:
+    with ReportWriter(channel, batch) as reporter:
         for done in range(5):
-            reporter(unit, Progress(done, 4, "warm-up", 0, 2, 0, {"loss": float("inf")}))
+            reporter(batch, BatchProgress(done, 4, "warm-up", 0, 2, 0, {"loss": float("inf")}))
             listener.look()
     listener.look()
     listener.look()
     assert [progress.done for _, progress in heard] == [0, 4]
-    (board.folder / f"{unit.name}.json").write_text("{")
-    assert board.read(unit) is None
+    (channel.folder / f"{batch.name}.json").write_text("{")
+    assert channel.read(batch) is None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from onebasin.errors import InputError
 from onebasin.inference.kernel import StepIndex
-from onebasin.inference.methods.sghmc import SGMCMC, _spaced, build
+from onebasin.inference.methods.sghmc import SGHMC, SGHMCKernel, _spaced
 from onebasin.inference.target import Minibatches, target_of
 from tests.judging import Conjugate, assert_mean, assert_standard, drawn, numbers, run
 
@@ -72,7 +72,7 @@ def test_mini_batches_move_the_moments_as_theory_says(batch: int, friction: floa
     epochs = 30
     mean, second = exact_moments(SMALL, batch, rate, friction, epochs)
     options = {"step": rate, "friction": friction, "batch": batch, "warmup": epochs - 1, "draws": 1, "epochs": 0}
-    draws = drawn(at_zero(SMALL.model), SMALL.data, "sghmc", start="model", modes=400, **SMALL.density, **options)
+    draws = drawn(at_zero(SMALL.model), SMALL.data, "sghmc", start="model", chains=400, **SMALL.density, **options)
     assert_mean(draws, mean)
     assert_mean(draws[:, :, None] * draws[:, None, :], second)
 
@@ -99,7 +99,11 @@ def test_whole_gradients_give_the_exact_posterior_at_coarse_steps(
     """h times the largest frequency is `stride`; 2 is the limit of stability. Both thermometers show T."""
     regression = Conjugate.of(12)
     size = stride / float(torch.linalg.eigvalsh(regression.precision)[-1].sqrt())
-    kernel = SGMCMC(regression.target, Minibatches(12, None), size**2 * 12, friction, temperature)
+    kernel = SGHMCKernel(
+        regression.target,
+        Minibatches(12, None),
+        SGHMC(step=size**2 * 12, friction=friction, temperature=temperature),
+    )
     state, info = run(kernel, regression.mean + torch.zeros(5000, 4).double(), 150)
     assert_standard(regression.whitened(state.position, temperature))
     assert_mean(info["kinetic_temperature"][-1], temperature)
@@ -111,14 +115,14 @@ def test_whole_gradients_give_the_exact_posterior_at_coarse_steps(
 def test_without_heat_it_ends_at_the_mode() -> None:
     regression = Conjugate.of(12)
     options = {"step": 0.05, "friction": 0.1, "temperature": 0.0, "batch": None, "warmup": 600, "draws": 1}
-    draws = drawn(regression.model, regression.data, "sghmc", modes=3, epochs=0, **regression.density, **options)
+    draws = drawn(regression.model, regression.data, "sghmc", chains=3, epochs=0, **regression.density, **options)
     torch.testing.assert_close(draws, regression.mean.expand(3, 4), rtol=0, atol=1e-8)
 
 
 def test_without_heat_it_is_gradient_descent_with_momentum() -> None:
     """With h^2 = rate / N and q = h p: q <- b q - b rate grad U / N, x <- x + (1 + b) / 2b q."""
     regression, rate, friction = Conjugate.of(12), 0.02, 0.2
-    kernel = SGMCMC(regression.target, Minibatches(12, None), rate, friction, 0.0)
+    kernel = SGHMCKernel(regression.target, Minibatches(12, None), SGHMC(step=rate, friction=friction, temperature=0.0))
     state, _ = run(kernel, numbers(2, 4), 5)
     position, speed = numbers(2, 4), torch.zeros(2, 4).double()
     for _ in range(5):
@@ -129,7 +133,11 @@ def test_without_heat_it_is_gradient_descent_with_momentum() -> None:
 
 
 def test_rate_and_heat_of_a_cycle() -> None:
-    kernel = SGMCMC(SMALL.target, Minibatches(6, 2), rate=0.4, temperature=2.0, cycle=100, exploration=0.7)
+    kernel = SGHMCKernel(
+        SMALL.target,
+        Minibatches(6, None),
+        SGHMC(step=0.4, temperature=2.0, cycles=1, cycle=100, exploration=0.7),
+    )
     rates, heats = zip(*[kernel.conditions(StepIndex(step, 0)) for step in range(200)], strict=True)
     assert rates[:100] == rates[100:] and heats[:100] == heats[100:]
     assert rates[0] == pytest.approx(0.4) and rates[50] == pytest.approx(0.2) and 0 < rates[99] < 1e-3
@@ -140,7 +148,7 @@ def test_rate_and_heat_of_a_cycle() -> None:
 def cycle_variances(cycle: int) -> tuple[dict[str, Any], list[float]]:
     """No data: each weight is a linear chain of known second moments S of (x, p), step by step through two cycles."""
     options = {"cycles": 2, "cycle": cycle, "exploration": 0.3, "step": 1.2, "friction": 0.5, "draws": 6}
-    plan = build(target_of(nn.Linear(3, 1).double(), None, prior=1.0), **options)
+    plan = SGHMC(**options).plan(target_of(nn.Linear(3, 1).double(), None, prior=1.0))
     moments, variances, step = torch.diag(torch.tensor([0.0, 1.0])).double(), [], 0
     for wait in plan.thin * 2:
         for _ in range(wait):
@@ -157,7 +165,7 @@ def cycle_variances(cycle: int) -> tuple[dict[str, Any], list[float]]:
 
 def test_cycles_have_the_variance_of_their_recursion() -> None:
     options, variances = cycle_variances(60)
-    draws = drawn(at_zero(nn.Linear(3, 1).double()), None, "sghmc", start="model", modes=400, epochs=0, **options)
+    draws = drawn(at_zero(nn.Linear(3, 1).double()), None, "sghmc", start="model", chains=400, epochs=0, **options)
     for place, variance in enumerate(variances):
         assert_standard(draws.unflatten(0, (400, 6))[:, place] / variance**0.5)
     # The rate falls to zero at the end of a cycle of C steps: with k steps left h ~ k / C, relaxation takes 1 / h^2
@@ -187,13 +195,13 @@ def test_walls_of_nan_keep_draws_inside_and_chains_moving() -> None:
     with torch.no_grad():
         model.weight.fill_(1.95)
     options = {"step": 0.3, "friction": 0.3, "warmup": 50, "draws": 60, "epochs": 0}
-    draws = drawn(model, None, "sghmc", start="model", modes=50, log_density=boxed, **options).unflatten(0, (50, 60))
+    draws = drawn(model, None, "sghmc", start="model", chains=50, log_density=boxed, **options).unflatten(0, (50, 60))
     assert bool((draws.abs() < 2).all())
     assert float((draws[:, 1:] - draws[:, :-1]).abs().amax(-1)[:, -20:].amax(1).min()) > 0.1, "a chain stands still"
     # A wall that sends chains back to where they were is no exact sampler; 0.77 is the variance of the true density.
     assert 0.65 < float(draws.var()) < 0.9
 
-    kernel = SGMCMC(target_of(model, None, log_density=boxed), Minibatches(0, None), 0.3, 0.3)
+    kernel = SGHMCKernel(target_of(model, None, log_density=boxed), Minibatches(0, None), SGHMC(step=0.3, friction=0.3))
     state, info = run(kernel, 1.95 * torch.ones(500, 2).double(), 300)
     assert bool(info["divergent"].any()) and bool(torch.isfinite(info["step_size"]).all())
     assert float(info["step_size"][-1].min()) > 1e-4 and bool((info["step_size"][-1] == 0.3).any())
@@ -201,14 +209,14 @@ def test_walls_of_nan_keep_draws_inside_and_chains_moving() -> None:
 
 
 def test_a_start_without_density_is_refused() -> None:
-    kernel = SGMCMC(target_of(nn.Linear(2, 1, bias=False), None, log_density=boxed), Minibatches(0, None))
+    kernel = SGHMCKernel(target_of(nn.Linear(2, 1, bias=False), None, log_density=boxed), Minibatches(0, None))
     with pytest.raises(InputError, match=r"found none at the start of chain 1: train"):
         run(kernel, torch.tensor([[0.0, 0.5], [0.0, 2.5]]), 1)
 
 
 def test_what_is_drawn_has_the_density_of_the_whole_data() -> None:
     regression = Conjugate.of(12)
-    kernel = SGMCMC(regression.target, Minibatches(12, 3), 1e-3)
+    kernel = SGHMCKernel(regression.target, Minibatches(12, 3), SGHMC(step=1e-3))
     state, _ = run(kernel, numbers(5, 4), 10)
     found = kernel.draw(state, None)
     torch.testing.assert_close(found.log_density, -kernel.target(state.position, {}).potential)
@@ -220,4 +228,4 @@ def test_what_is_drawn_has_the_density_of_the_whole_data() -> None:
 @pytest.mark.parametrize("options", [{"friction": 0.0}, {"temperature": -1.0}, {"step": 0.0}, {"exploration": 1.0}])
 def test_wrong_options_are_refused(options: Any) -> None:
     with pytest.raises(InputError, match="expected 0 < friction <= 1"):
-        build(SMALL.target, **options)
+        SGHMC(**options).plan(SMALL.target)

@@ -10,11 +10,11 @@ from torch.optim.swa_utils import update_bn
 from onebasin.errors import InputError
 from onebasin.functional.call import batches
 from onebasin.inference.kernel import Draws, StepIndex
-from onebasin.inference.methods.ensemble import Trained
-from onebasin.inference.methods.swag import SWAG, Collected, build, with_statistics
+from onebasin.inference.methods.swag import SWAG, Collected, SWAGKernel, with_statistics
 from onebasin.inference.seeds import Streams
-from onebasin.inference.start import networks_at
+from onebasin.inference.start import first_networks
 from onebasin.inference.target import Target, target_of
+from onebasin.inference.training import Trained
 
 Z = 4.5  # |z| of a normal exceeds this with probability 7e-6
 
@@ -33,12 +33,12 @@ def target_for(model: nn.Module, examples: int = 24, **options: Any) -> Target:
     return target_of(model, data, noise=0.5, **options)
 
 
-def kernel_of(target: Target, **options: Any) -> SWAG:
-    return cast(SWAG, build(target, **options).stages[-1].kernel)
+def kernel_of(target: Target, **options: Any) -> SWAGKernel:
+    return cast(SWAGKernel, SWAG(**options).plan(target).stages[-1].kernel)
 
 
 def start_of(target: Target, model: nn.Module, chains: list[int]) -> Draws:
-    return networks_at(model, target.layout, "fresh", chains, 0)
+    return first_networks(model, target.layout, "fresh", chains, 0)
 
 
 def walked(kernel: SWAG, start: Draws, chains: list[int], steps: int) -> tuple[Collected, list[Tensor]]:
@@ -140,13 +140,13 @@ def test_refreshed_statistics_are_those_of_torch(piece: int) -> None:
     model = Normed().double()
     target = target_for(model, piece=piece)
     start = start_of(target, model, [0, 1, 2])
-    found = with_statistics(target, start.position, start.rest)
+    found = with_statistics(target, start.position, start.buffers)
     x = target.leaves[0]
     n = len(x)
     pieces = [x[rows] for rows, _ in batches(x, piece)]
     for chain in range(3):
         own = Normed().double()
-        own.load_state_dict({k: v[chain] for k, v in target.layout.networks(start.position, start.rest).items()})
+        own.load_state_dict({k: v[chain] for k, v in target.layout.networks(start.position, start.buffers).items()})
         hidden = own.one(x).detach()
         update_bn(pieces, own)
         expected = own.state_dict()
@@ -168,9 +168,9 @@ def test_frozen_norms_keep_their_statistics() -> None:
         value.requires_grad_(False)
     target = target_for(model)
     start = start_of(target, model, [0, 1])
-    found = with_statistics(target, start.position, start.rest)
-    assert torch.equal(found["norm.running_mean"], start.rest["norm.running_mean"])
-    assert not torch.allclose(found["other.running_mean"], start.rest["other.running_mean"])
+    found = with_statistics(target, start.position, start.buffers)
+    assert torch.equal(found["norm.running_mean"], start.buffers["norm.running_mean"])
+    assert not torch.allclose(found["other.running_mean"], start.buffers["other.running_mean"])
 
 
 def test_draws_have_statistics_of_their_own() -> None:
@@ -179,20 +179,20 @@ def test_draws_have_statistics_of_their_own() -> None:
     kernel = kernel_of(target, batch=8, rank=3, every=1)
     state, _ = walked(kernel, start_of(target, model, [0, 1]), [0, 1], 6)
     drawn = kernel.draw(state, Streams(0, [0, 1], "draw 0"))
-    expected = with_statistics(target, drawn.position, state.rest)
+    expected = with_statistics(target, drawn.position, state.buffers)
     for name, value in expected.items():
-        torch.testing.assert_close(drawn.rest[name], value)
-    assert not torch.allclose(drawn.rest["norm.running_mean"], state.rest["norm.running_mean"])
-    assert torch.equal(drawn.log_density, -target(drawn.position, drawn.rest).potential)
+        torch.testing.assert_close(drawn.buffers[name], value)
+    assert not torch.allclose(drawn.buffers["norm.running_mean"], state.buffers["norm.running_mean"])
+    assert torch.equal(drawn.log_density, -target(drawn.position, drawn.buffers).potential)
     centres = kernel.centres(state)
     assert torch.equal(centres.position, state.mean)
-    torch.testing.assert_close(centres.rest, with_statistics(target, state.mean, state.rest))
+    torch.testing.assert_close(centres.buffers, with_statistics(target, state.mean, state.buffers))
 
 
 def test_without_batch_norm_nothing_is_refreshed() -> None:
     target = target_for(plain())
-    rest = target.rest_of(2)
-    assert with_statistics(target, torch.zeros(2, target.layout.size).double(), rest) is rest
+    buffers = target.buffers_for(2)
+    assert with_statistics(target, torch.zeros(2, target.layout.size).double(), buffers) is buffers
 
 
 def test_draws_are_those_of_the_components_and_chains_are_apart() -> None:
@@ -210,21 +210,21 @@ def test_draws_are_those_of_the_components_and_chains_are_apart() -> None:
 
 
 def test_the_plan_trains_and_then_collects_once_per_epoch() -> None:
-    plan = build(target_for(plain()), epochs=3, batch=6, collect=5, draws=7, step=0.5, rate=0.1)
+    plan = SWAG(epochs=3, batch=6, collect=5, draws=7, step=0.5, lr=0.1).plan(target_for(plain()))
     training, collecting = plan.stages
     assert (training.steps, collecting.steps, plan.draws, plan.thin) == (12, 20, 7, (0,))
-    kernel = cast(SWAG, collecting.kernel)
-    assert (kernel.every, kernel.walk.optimiser.rate, kernel.walk.optimiser.schedule) == (4, 0.5, "constant")
+    kernel = cast(SWAGKernel, collecting.kernel)
+    assert (kernel.every, kernel.walk.optimizer.lr, kernel.walk.optimizer.schedule) == (4, 0.5, "constant")
 
 
 def test_bad_options_are_told_in_a_sentence() -> None:
     target = target_for(plain())
     with pytest.raises(InputError, match="rank 0 or from 2 on"):
-        build(target, rank=1)
+        SWAG(rank=1).plan(target)
     with pytest.raises(InputError, match="scale"):
-        build(target, scale=-1.0)
+        SWAG(scale=-1.0).plan(target)
     with pytest.raises(InputError, match="collect"):
-        build(target, collect=1)
+        SWAG(collect=1).plan(target)
     kernel = kernel_of(target)
     state = kernel.init(start_of(target, plain(), [0]), Streams(0, [0], 0))
     with pytest.raises(InputError, match="at least 2 collected"):

@@ -142,8 +142,8 @@ def one_by_one(case: Case, model: nn.Module, position: Tensor, training: bool) -
 
 def evaluated(found: DensityEvaluation, target: Target) -> Tensor:
     buffers = [
-        found.rest[name].double().reshape(len(found.gradient), -1)
-        for name in target.rest
+        found.buffers[name].double().reshape(len(found.gradient), -1)
+        for name in target.buffers
         if "running" in name or "batches" in name
     ]
     return torch.cat([found.potential[:, None], found.gradient, *buffers], 1)
@@ -154,7 +154,7 @@ def evaluated(found: DensityEvaluation, target: Target) -> Tensor:
 def test_potential_and_gradient_are_those_of_each_network_by_itself(name: str, training: bool) -> None:
     model, target, position = made(name)
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    found = target(position, target.rest_of(3), training=training)
+    found = target(position, target.buffers_for(3), training=training)
     expected = torch.stack(one_by_one(CASES[name], model, position, training))
     torch.testing.assert_close(evaluated(found, target), expected, rtol=1e-10, atol=1e-10)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items()), "the model was touched"
@@ -166,9 +166,9 @@ def test_gradient_is_the_slope_of_the_potential(name: str) -> None:
     size, width = target.layout.size, 1e-5
     moves = width * torch.eye(size, dtype=torch.float64)
     around = torch.cat([position[0] + moves, position[0] - moves])
-    potential = target(around, target.rest_of(len(around))).potential
+    potential = target(around, target.buffers_for(len(around))).potential
     slope = (potential[:size] - potential[size:]) / (2 * width)
-    found = target(position[:1], target.rest_of(1)).gradient[0]
+    found = target(position[:1], target.buffers_for(1)).gradient[0]
     # Central differences err by width^2 |U'''| / 6 + 1e-16 |U| / width, both about 1e-9 here.
     torch.testing.assert_close(found, slope, rtol=1e-6, atol=1e-7)
 
@@ -177,7 +177,7 @@ def test_gradient_is_the_slope_of_the_potential(name: str) -> None:
 def test_pieces_add_up_to_the_whole(name: str) -> None:
     _, whole, position = made(name)
     _, cut, _ = made(name, piece=7)
-    a, b = whole(position, whole.rest_of(3)), cut(position, cut.rest_of(3))
+    a, b = whole(position, whole.buffers_for(3)), cut(position, cut.buffers_for(3))
     for left, right in zip(a[:3], b[:3], strict=True):
         torch.testing.assert_close(left, right, rtol=1e-12, atol=1e-12)
 
@@ -185,12 +185,12 @@ def test_pieces_add_up_to_the_whole(name: str) -> None:
 @pytest.mark.parametrize("name", list(CASES))
 def test_mean_over_the_mini_batches_of_an_epoch_is_the_whole(name: str) -> None:
     _, target, position = made(name)
-    whole = target(position, target.rest_of(3))
+    whole = target(position, target.buffers_for(3))
     batches, streams = Minibatches(EXAMPLES, 5), Streams(4, range(3), 0)
     rows = [batches.rows(step, streams) for step in range(batches.per_epoch)]
     for chain in range(3):
         assert sorted(torch.cat([part[chain] for part in rows]).tolist()) == list(range(EXAMPLES))
-    found = [target(position, target.rest_of(3), part) for part in rows]
+    found = [target(position, target.buffers_for(3), part) for part in rows]
     gradients = torch.stack([one.gradient for one in found])
     torch.testing.assert_close(gradients.mean(0), whole.gradient, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(torch.stack([one.log_likelihood for one in found]).mean(0), whole.log_likelihood)
@@ -201,9 +201,9 @@ def test_mean_over_the_mini_batches_of_an_epoch_is_the_whole(name: str) -> None:
 def test_shared_and_own_mini_batches_agree() -> None:
     _, target, position = made("conv")
     rows = torch.tensor([[0, 3, 5], [7, 7, 2], [19, 1, 4]])
-    own = target(position, target.rest_of(3), rows)
+    own = target(position, target.buffers_for(3), rows)
     for chain in range(3):
-        shared = target(position, target.rest_of(3), rows[chain])
+        shared = target(position, target.buffers_for(3), rows[chain])
         torch.testing.assert_close(own.gradient[chain], shared.gradient[chain], rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(own.potential[chain], shared.potential[chain], rtol=1e-12, atol=1e-12)
 
@@ -224,10 +224,10 @@ def test_compiled_is_eager() -> None:
     _, quick, _ = made("batch norm", compile=True)
     rows = torch.arange(12).reshape(3, 4)
     for other in (position, position + 1):  # the second call must not remember the first
-        a = eager(other, eager.rest_of(3), rows, training=True)
-        b = quick(other, quick.rest_of(3), rows, training=True)
+        a = eager(other, eager.buffers_for(3), rows, training=True)
+        b = quick(other, quick.buffers_for(3), rows, training=True)
         torch.testing.assert_close(evaluated(a, eager), evaluated(b, quick), rtol=1e-9, atol=1e-9)
-    assert next(iter(quick._made.values())).compiled, "it was not compiled at all"
+    assert next(iter(quick._functions.values())).compiled, "it was not compiled at all"
 
 
 def test_half_precision_model_is_computed_in_single() -> None:
@@ -238,12 +238,12 @@ def test_half_precision_model_is_computed_in_single() -> None:
     data = (ROWS.to(torch.bfloat16), PAIR[:, :1])
     a, b = (target_of(model, data, noise=0.5) for model in (half, single))
     position = 0.5 * numbers(2, a.layout.size).float()
-    assert a.layout.dtype == torch.float32 == a(position, a.rest_of(2)).gradient.dtype
+    assert a.layout.dtype == torch.float32 == a(position, a.buffers_for(2)).gradient.dtype
     for training in (False, True):
-        x, y = (one(position, one.rest_of(2), training=training) for one in (a, b))
+        x, y = (one(position, one.buffers_for(2), training=training) for one in (a, b))
         torch.testing.assert_close(x.gradient, y.gradient, rtol=1e-6, atol=1e-5)
-        torch.testing.assert_close(x.rest["1.running_var"], y.rest["1.running_var"])
-    assert a.layout.networks(position, a.rest_of(2))["0.weight"].dtype == torch.bfloat16
+        torch.testing.assert_close(x.buffers["1.running_var"], y.buffers["1.running_var"])
+    assert a.layout.networks(position, a.buffers_for(2))["0.weight"].dtype == torch.bfloat16
 
 
 def test_energy_differences_in_single_precision_are_good_enough_to_accept_by() -> None:
@@ -254,8 +254,8 @@ def test_energy_differences_in_single_precision_are_good_enough_to_accept_by() -
     low, high = target_of(model, data, noise=0.5), target_of(model.double(), data, noise=0.5)
     start = 0.3 * numbers(1, low.layout.size).float()
     near = start + 1e-3 * numbers(4, low.layout.size, seed=1).float()
-    a = low(near, low.rest_of(4)).potential - low(start, low.rest_of(1)).potential
-    b = high(near.double(), high.rest_of(4)).potential - high(start.double(), high.rest_of(1)).potential
+    a = low(near, low.buffers_for(4)).potential - low(start, low.buffers_for(1)).potential
+    b = high(near.double(), high.buffers_for(4)).potential - high(start.double(), high.buffers_for(1)).potential
     # 5000 residual terms of size 1e1 with independent rounding errors of 6e-8 each: about 1e-4 in all.
     torch.testing.assert_close(a, b, rtol=0, atol=1e-3)
 
@@ -266,14 +266,14 @@ def test_prior_by_name_and_pattern() -> None:
     scales = torch.cat([torch.full((6,), 3.0), torch.full((3,), torch.inf), torch.full((4,), 0.5)]).double()
     torch.testing.assert_close(target.prior.precision, scales**-2)
     position = numbers(2, 13)
-    found = target(position, target.rest_of(2))
+    found = target(position, target.buffers_for(2))
     torch.testing.assert_close(found.gradient, position / scales.square())
     proper = scales.isfinite()
     expected = Normal(torch.zeros(10).double(), scales[proper]).log_prob(position[:, proper]).sum(1)
     torch.testing.assert_close(found.log_prior, expected)
     assert target.prior.flat and not found.log_likelihood.any()
     flat = target_of(model, None, prior=None)
-    assert not flat(position, flat.rest_of(2)).gradient.any()
+    assert not flat(position, flat.buffers_for(2)).gradient.any()
 
 
 def wrong(**options: Any) -> Callable[[], Target]:

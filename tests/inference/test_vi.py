@@ -10,8 +10,7 @@ from torch.func import functional_call
 
 from onebasin.errors import InputError
 from onebasin.inference.kernel import Draws, StepIndex
-from onebasin.inference.methods.ensemble import Optimiser
-from onebasin.inference.methods.vi import Fit, Variational, build
+from onebasin.inference.methods.vi import VI, Fit, VIKernel
 from onebasin.inference.seeds import Streams
 from onebasin.inference.target import Minibatches, Target, target_of
 
@@ -26,15 +25,15 @@ def numbers(*size: int, seed: int = 0) -> Tensor:
     return torch.randn(*size, generator=seeded(seed), dtype=torch.float64)
 
 
-def kernel_of(target: Target, **options: Any) -> Variational:
-    kernel = build(target, **options).stages[0].kernel
-    assert isinstance(kernel, Variational)
+def kernel_of(target: Target, **options: Any) -> VIKernel:
+    kernel = VI(**options).plan(target).stages[0].kernel
+    assert isinstance(kernel, VIKernel)
     return kernel
 
 
 def start_of(target: Target, chains: int, seed: int = 1) -> Draws:
     position = 0.3 * numbers(chains, target.layout.size, seed=seed).to(target.layout.dtype)
-    return Draws(position, target.rest_of(chains), torch.full((chains,), float("nan"), dtype=torch.float64))
+    return Draws(position, target.buffers_for(chains), torch.full((chains,), float("nan"), dtype=torch.float64))
 
 
 def fitted(target: Target, steps: int, chains: int, **options: Any) -> Fit:
@@ -80,7 +79,7 @@ def test_gradient_is_that_of_autograd(rows: Tensor | None, kl_weight: float) -> 
     size = target.layout.size
     mean, log_std, noise = numbers(2, size, seed=3), 0.3 * numbers(2, size, seed=4) - 1, numbers(2, 3, size, seed=5)
     none = torch.zeros(2, 2 * size, dtype=torch.float64)
-    found, _ = kernel.gradient(Fit(mean, log_std, target.rest_of(2), none, none), noise, rows)
+    found, _ = kernel.gradient(Fit(mean, log_std, target.buffers_for(2), none, none), noise, rows)
 
     scales = target.prior.precision.rsqrt()
     for chain in range(2):
@@ -107,13 +106,13 @@ def test_divergence_and_loss_are_those_of_torch() -> None:
     torch.testing.assert_close(kernel.divergence(state), expected)
     _, info = kernel.step(state, StepIndex(0, 10), streams)
     noise = Streams(0, [0, 1], 0).gaussian("weights", torch.zeros(2, 1, 5, dtype=torch.float64))[:, 0]
-    likelihood = target(state.mean + state.log_std.exp() * noise, state.rest).log_likelihood
+    likelihood = target(state.mean + state.log_std.exp() * noise, state.buffers).log_likelihood
     torch.testing.assert_close(info["loss"], (0.7 * expected - likelihood) / 30)
 
 
 @pytest.mark.parametrize("kl_weight", [1.0, 0.1])
 def test_conjugate_regression_has_the_exact_optimum(kl_weight: float) -> None:
-    state = fitted(regression(), 700, 64, rate=0.05, samples=8, kl_weight=kl_weight)
+    state = fitted(regression(), 700, 64, lr=0.05, samples=8, kl_weight=kl_weight)
     mean, std = exact(kl_weight)
     assert_average(state.mean, mean, 0.03 * std)
     assert_average(state.log_std, std.log(), 0.02)
@@ -121,7 +120,7 @@ def test_conjugate_regression_has_the_exact_optimum(kl_weight: float) -> None:
 
 def test_mini_batches_have_the_same_optimum() -> None:
     target, chains, steps = regression(), 48, 800
-    kernel = kernel_of(target, batch=10, rate=0.03)
+    kernel = kernel_of(target, batch=10, lr=0.03)
     streams = Streams(2, range(chains), 0)
     state = kernel.init(start_of(target, chains), streams)
     for step in range(steps):
@@ -133,7 +132,7 @@ def test_mini_batches_have_the_same_optimum() -> None:
 
 def test_without_data_the_prior_comes_back() -> None:
     target = target_of(nn.Linear(4, 1).double(), None, prior={"weight": 0.3, "bias": 2.0})
-    state = fitted(target, 1000, 2, rate=0.05, init_std=0.5)
+    state = fitted(target, 1000, 2, lr=0.05, init_std=0.5)
     scales = torch.tensor([0.3] * 4 + [2.0], dtype=torch.float64).expand(2, 5)
     # The loss has no noise here, so the optimum is met to what Adam resolves in these steps.
     torch.testing.assert_close(state.log_std.exp(), scales, rtol=1e-6, atol=0)
@@ -144,7 +143,7 @@ def test_a_density_of_ones_own_needs_no_prior() -> None:
     centre, spread = torch.tensor([1.0, -2.0], dtype=torch.float64), torch.tensor([0.5, 3.0], dtype=torch.float64)
     model = nn.ParameterDict({"w": nn.Parameter(torch.zeros(2, dtype=torch.float64))})
     target = target_of(model, None, log_density=lambda own: Normal(centre, spread).log_prob(own["w"]).sum())
-    state = fitted(target, 600, 64, rate=0.05, samples=4)
+    state = fitted(target, 600, 64, lr=0.05, samples=4)
     assert_average(state.mean, centre, 0.05 * spread)
     assert_average(state.log_std, spread.log(), 0.03)
     entropy = Normal(state.mean, state.log_std.exp()).entropy().sum(1)
@@ -156,7 +155,7 @@ def slopes_at(mean: Tensor, std: Tensor, kl_weight: float) -> Tensor:
     target = regression()
     kernel = kernel_of(target, kl_weight=kl_weight)
     none = torch.zeros(200, 10, dtype=torch.float64)
-    state = Fit(mean.expand(200, 5), std.log().expand(200, 5), target.rest_of(200), none, none)
+    state = Fit(mean.expand(200, 5), std.log().expand(200, 5), target.buffers_for(200), none, none)
     return kernel.gradient(state, numbers(200, 100, 5, seed=11), None)[0]
 
 
@@ -181,7 +180,7 @@ def test_without_the_divergence_the_spread_collapses_on_least_squares() -> None:
 
 
 def test_the_spread_has_a_floor() -> None:
-    state = fitted(regression(), 60, 2, rate=0.5, kl_weight=0.0, init_std=1e-4, schedule="constant")
+    state = fitted(regression(), 60, 2, lr=0.5, kl_weight=0.0, init_std=1e-4, lr_schedule="constant")
     assert float(state.log_std.exp().min()) == pytest.approx(1e-5)
 
 
@@ -191,8 +190,8 @@ def test_chains_do_not_know_of_each_other() -> None:
 
     def run(chains: list[int]) -> tuple[Fit, Draws]:
         streams = Streams(5, chains, 0)
-        rest = {name: value[chains] for name, value in start.rest.items()}
-        state = kernel.init(Draws(start.position[chains], rest, start.log_density[chains]), streams)
+        buffers = {name: value[chains] for name, value in start.buffers.items()}
+        state = kernel.init(Draws(start.position[chains], buffers, start.log_density[chains]), streams)
         for step in range(10):
             state, _ = kernel.step(state, StepIndex(step, 10), streams)
         return state, kernel.draw(state, Streams(5, chains, "draw 0"))
@@ -212,7 +211,7 @@ def test_draws_are_those_of_the_components() -> None:
     for chain, (gaussian, stream) in enumerate(zip(kernel.components(state), streams, strict=True)):
         assert torch.equal(drawn.position[chain], gaussian.draw_flat(1, stream)[0])
         torch.testing.assert_close(gaussian.shape.std(), torch.full((5,), 0.05, dtype=torch.float64))
-    assert torch.equal(drawn.log_density, -target(drawn.position, drawn.rest).potential)
+    assert torch.equal(drawn.log_density, -target(drawn.position, drawn.buffers).potential)
 
 
 def test_running_statistics_average_over_samples() -> None:
@@ -223,9 +222,9 @@ def test_running_statistics_average_over_samples() -> None:
     after, _ = kernel.step(state, StepIndex(0, 10), Streams(0, [0, 1], 0))
     noise = Streams(0, [0, 1], 0).gaussian("weights", torch.zeros(2, 2, target.layout.size))
     theta = state.mean[:, None] + state.log_std.exp()[:, None] * noise
-    each = [target(theta[:, sample], state.rest, training=True).rest["1.running_var"] for sample in range(2)]
-    torch.testing.assert_close(after.rest["1.running_var"], torch.stack(each).mean(0))
-    assert after.rest["1.num_batches_tracked"].tolist() == [1, 1]
+    each = [target(theta[:, sample], state.buffers, training=True).buffers["1.running_var"] for sample in range(2)]
+    torch.testing.assert_close(after.buffers["1.running_var"], torch.stack(each).mean(0))
+    assert after.buffers["1.num_batches_tracked"].tolist() == [1, 1]
 
 
 def test_a_chain_with_an_infinite_gradient_stays() -> None:
@@ -241,15 +240,15 @@ def test_a_chain_with_an_infinite_gradient_stays() -> None:
 
 def test_bad_options_are_told_in_a_sentence() -> None:
     with pytest.raises(InputError, match="needs a proper prior"):
-        build(regression(prior=None))
+        VI().plan(regression(prior=None))
     with pytest.raises(InputError, match="kl_weight >= 0"):
-        build(regression(), kl_weight=-1.0)
+        VI(kl_weight=-1.0).plan(regression())
     with pytest.raises(InputError, match="init_std"):
-        build(regression(), init_std=0.0)
+        VI(init_std=0.0).plan(regression())
     with pytest.raises(InputError, match="samples"):
-        build(regression(), samples=0)
+        VI(samples=0).plan(regression())
     with pytest.raises(InputError, match="needs a proper prior"):
-        Variational(regression({"bias": math.inf}), Optimiser(), Minibatches(30, None))
+        VIKernel(regression({"bias": math.inf}), Minibatches(30, None))
 
 
 def test_the_library_posteriors_finds_the_same_optimum() -> None:
@@ -258,7 +257,7 @@ def test_the_library_posteriors_finds_the_same_optimum() -> None:
         diagonal = pytest.importorskip("posteriors").vi.diag
         torchopt = pytest.importorskip("torchopt")
     target, steps = regression(), 800
-    rest = target.rest_of(1)
+    buffers = target.buffers_for(1)
 
     def log_posterior(position: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         design = torch.cat([INPUTS, torch.ones(30, 1, dtype=torch.float64)], 1)
@@ -267,7 +266,7 @@ def test_the_library_posteriors_finds_the_same_optimum() -> None:
 
     position = 0.3 * numbers(1, 5, seed=3)
     found = log_posterior(position[0], None)[0]
-    assert float(found) == pytest.approx(float(-target(position, rest).potential), rel=1e-9)  # the same problem
+    assert float(found) == pytest.approx(float(-target(position, buffers).potential), rel=1e-9)  # the same problem
 
     def rate(step: Any) -> Any:
         return 0.025 * (1 + math.cos(math.pi * min(int(step), steps) / steps))
@@ -280,7 +279,7 @@ def test_the_library_posteriors_finds_the_same_optimum() -> None:
             warnings.simplefilter("ignore")
             for _ in range(steps):
                 state, _ = transform.update(state, None)
-    ours = fitted(target, 800, 32, rate=0.05, samples=16)
+    ours = fitted(target, 800, 32, lr=0.05, samples=16)
     # Theirs is one run with the noise of one of our chains; ours is the average of 32.
     for mine, theirs in ((ours.mean, state.params), (ours.log_std, state.log_sd_diag)):
         error = mine.std(0) * math.sqrt(1 + 1 / 32)

@@ -8,7 +8,6 @@ import torch
 
 from onebasin.alignment.transpositions import element_with
 from onebasin.errors import InputError, OnebasinError
-from onebasin.inference.sample import sample
 from onebasin.inference.start import fresh
 from onebasin.posterior.pruning import LEVELS
 from onebasin.reporting.record import VERDICTS, Figure, Number, Record, Table, encode, read_record
@@ -24,6 +23,7 @@ from onebasin_papers.compact.transpositions import beside, sgd
 from onebasin_papers.compact.verdicts import falls, graded, grows, rank_correlation, smaller, survives
 from onebasin_papers.problem import mlp
 from onebasin_papers.study import Bench, run_study
+from tests.judging import sample
 
 REPRODUCED, CAVEAT, NOT = VERDICTS
 TINY = CompactPlan(

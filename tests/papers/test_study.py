@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import onebasin as ob
 from onebasin.cli import demo as demo_verb
 from onebasin.errors import InputError, StorageError
 from onebasin.reporting.record import Claim, Column, Figure, Number, Section, Series, Table, read_record
@@ -105,10 +106,10 @@ def test_a_damaged_part_is_run_again_and_a_damaged_plan_is_named(tmp_path: Path)
 
 def test_networks_are_drawn_once_and_found_again(tmp_path: Path) -> None:
     data = (torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64))
-    options: dict[str, Any] = {"modes": 2, "epochs": 1, "batch": 4}
-    first = Bench(Width(), 0, tmp_path).networks("population", mlp(2, 3, 2), data, "ensemble", options)
-    again = Bench(Width(), 0, tmp_path).networks("population", mlp(2, 3, 2), data, "ensemble", options)
-    other = Bench(Width(), 1, tmp_path / "b").networks("population", mlp(2, 3, 2), data, "ensemble", options)
+    method, options = ob.Ensemble(epochs=1, batch=4), {"chains": 2}
+    first = Bench(Width(), 0, tmp_path).networks("population", mlp(2, 3, 2), data, method, options)
+    again = Bench(Width(), 0, tmp_path).networks("population", mlp(2, 3, 2), data, method, options)
+    other = Bench(Width(), 1, tmp_path / "b").networks("population", mlp(2, 3, 2), data, method, options)
     assert all(torch.equal(first.stacked()[name], again.stacked()[name]) for name in first.names)
     assert not torch.equal(first.stacked()["0.weight"], other.stacked()["0.weight"])
 

@@ -14,7 +14,6 @@ from onebasin.errors import InputError
 from onebasin.evaluation.diversity import correlation_of_pairs, mean_of_pairs
 from onebasin.examples.published import FilterResponseNorm, ResNet, optunet
 from onebasin.functional.call import global_seed
-from onebasin.inference.sample import sample
 from onebasin.population.population import Population
 from onebasin.reporting.record import Claim, Figure, Record, Section, Table, read_record
 from onebasin.symmetry.discover import discover
@@ -62,6 +61,7 @@ from onebasin_papers.symmetry.verdicts import (
     varies_more,
     weakly_correlated,
 )
+from tests.judging import sample
 
 TINY = replace(
     plan("quick"),
@@ -271,7 +271,7 @@ def test_a_residual_network_can_be_trained_side_by_side() -> None:
         model = ResNet(width=2, blocks=(1, 1, 1))
     generator = torch.Generator().manual_seed(0)
     inputs, classes = torch.rand(20, 3, 8, 8, generator=generator), torch.arange(20) % 10
-    population = sample(model, (inputs, classes), "ensemble", modes=2, epochs=1, batch=10, compile=False)
+    population = sample(model, (inputs, classes), "ensemble", chains=2, epochs=1, batch=10, compile=False)
     assert len(population) == 2
     assert not torch.equal(population.tensor("conv1.weight")[0], population.tensor("conv1.weight")[1])
     assert (population.tensor("bn1.gamma") - 1).abs().max() < 0.1  # starts at 1

@@ -6,6 +6,7 @@ from torch import nn
 
 import onebasin as ob
 from onebasin.state import flatten, state_of
+from tests.judging import sample
 
 
 def model() -> nn.Module:
@@ -20,7 +21,7 @@ def test_numpyro_and_blackjax_give_dicts_of_arrays_with_chain_and_draw_axes() ->
     assert population.chain is not None
     assert population.chain.tolist() == [chain for chain in range(4) for _ in range(5)]
     assert np.array_equal(population.member(7)["0.weight"].numpy(), draws["0.weight"][1, 2])
-    assert len(ob.diagnose(population).weights) == 4
+    assert len(ob.diagnose(None, population).weights) == 4
 
 
 def test_hamiltorch_gives_a_list_of_flat_vectors_in_the_order_of_parameters() -> None:
@@ -44,8 +45,8 @@ def test_flat_draws_of_several_chains_keep_their_chain() -> None:
 def test_own_draws_can_be_the_start_of_chains() -> None:
     x = torch.linspace(-1, 1, 10)[:, None].expand(10, 2)
     start = ob.Population.from_models([model(), model()])
-    draws = ob.sample(
-        model(), (x, x[:, :1]), "ensemble", noise=0.1, epochs=0, modes=3, start=start
+    draws = sample(
+        model(), (x, x[:, :1]), "ensemble", noise=0.1, epochs=0, chains=3, start=start
     )  # no training: the start itself
     for member, origin in zip(draws, (0, 1, 0), strict=True):
         assert torch.equal(member["0.weight"], start.member(origin)["0.weight"])

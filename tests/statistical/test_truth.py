@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from onebasin.errors import InputError
 from onebasin.functional.population_pass import predictions
-from onebasin.inference.driver import METHODS
-from onebasin.inference.sample import sample
+from onebasin.inference.methods import METHODS
 from onebasin.population.population import Population
-from tests.judging import Conjugate, assert_mean, assert_standard, drawn, numbers, weights_of
+from tests.judging import Conjugate, assert_mean, assert_standard, drawn, numbers, sample, weights_of
 
 P = 1e-4  # a Kolmogorov-Smirnov test fails by accident once in so many
 
@@ -22,7 +21,7 @@ P = 1e-4  # a Kolmogorov-Smirnov test fails by accident once in so many
 SCALES = {"0.weight": 0.5, "*.bias": 2.0}
 PRIOR_STD = torch.tensor([0.5] * 6 + [2.0] * 3 + [1.0] * 3 + [2.0], dtype=torch.float64)
 BLOCKS = (6, 3, 3, 1)
-CHAINS: dict[str, Any] = {"modes": 250, "draws": 1, "epochs": 0}
+CHAINS: dict[str, Any] = {"chains": 250, "draws": 1, "epochs": 0}
 HEAT: dict[str, Any] = {"method": "sghmc", "step": 0.64, "warmup": 150, **CHAINS}
 GAUSSIAN: dict[str, Any] = {"draws": 300, "start": "model"}
 # How each method is asked for the prior. Weights of narrow prior limit the steps, those of wide prior the mixing.
@@ -36,7 +35,7 @@ GIVE_THE_PRIOR: dict[str, dict[str, Any]] = {
     "sghmc": {"friction": 0.3, **HEAT},
     "sgld": {"friction": 1.0, **HEAT},
     "cyclical sghmc": {"friction": 0.3, "cycles": 1, "cycle": 300, "exploration": 0.3, **HEAT},
-    "vi": {"method": "vi", "epochs": 400, "rate": 0.04, **GAUSSIAN},
+    "vi": {"method": "vi", "epochs": 400, "lr": 0.04, **GAUSSIAN},
     "laplace": {"method": "laplace", "epochs": 0, **GAUSSIAN},
     "laplace, full": {"method": "laplace", "epochs": 0, "structure": "full", **GAUSSIAN},
 }
@@ -70,12 +69,12 @@ def test_no_data_give_the_prior(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(POINT_OR_REFUSAL))
 def test_no_data_leave_the_others_at_the_mode(name: str) -> None:
-    walk = {"optimiser": "sgd", "rate": 0.2, "momentum": 0.5, "epochs": 300}
+    walk = {"optimizer": "sgd", "lr": 0.2, "momentum": 0.5, "epochs": 300}
     if name == "dropout":
         with pytest.raises(InputError, match="needs data"):
             sample(perceptron(), None, name)
     else:
-        draws = drawn(perceptron(), None, name, prior=SCALES, modes=2, **walk)
+        draws = drawn(perceptron(), None, name, prior=SCALES, chains=2, **walk)
         assert float(draws.abs().max()) < 1e-6
 
 
@@ -85,12 +84,12 @@ REGRESSION = Conjugate.of(12)
 EXACT: dict[str, dict[str, Any]] = {
     "hmc": {"method": "hmc", "leapfrog": 6, "warmup": 40, "thin": 5, **CHAINS},
     "hmc, diagonal mass": {"method": "hmc", "leapfrog": 6, "warmup": 80, "thin": 5, "mass": "diagonal", **CHAINS},
-    "hmc, trained": {"method": "hmc", "leapfrog": 6, "warmup": 40, "thin": 5, **CHAINS, "epochs": 30, "rate": 0.1},
+    "hmc, trained": {"method": "hmc", "leapfrog": 6, "warmup": 40, "thin": 5, **CHAINS, "epochs": 30, "lr": 0.1},
     "sghmc": {"method": "sghmc", "step": 0.2, "friction": 0.3, "batch": None, "warmup": 150, **CHAINS},
     "sgld": {"method": "sghmc", "step": 0.4, "friction": 1.0, "batch": None, "warmup": 150, **CHAINS},
     "laplace": {
         "method": "laplace", "structure": "full", "draws": 300,
-        "optimiser": "sgd", "rate": 0.2, "momentum": 0.5, "epochs": 200, "batch": None,
+        "optimizer": "sgd", "lr": 0.2, "momentum": 0.5, "epochs": 200, "batch": None,
     },
 }  # fmt: skip
 
@@ -99,7 +98,7 @@ EXACT: dict[str, dict[str, Any]] = {
 def test_conjugate_posterior_and_predictive(name: str) -> None:
     options = dict(EXACT[name])
     method, modes = options.pop("method"), options.get("modes", 1)
-    options |= {"lanes": modes, "compile": False, **REGRESSION.density}
+    options |= {"chains_per_batch": modes, "compile": False, **REGRESSION.density}
     population = sample(REGRESSION.model, REGRESSION.data, method, **options)
     assert_standard(REGRESSION.whitened(weights_of(population)))
     places = 2 * numbers(5, 3, seed=8)
@@ -125,8 +124,8 @@ def test_temperature_scales_the_covariance(method: str, temperature: float) -> N
 def test_thermometers_of_a_run(temperature: float) -> None:
     options = {"step": 0.2, "friction": 0.3, "batch": None, "warmup": 100, "draws": 50, "epochs": 0}
     found = sample(
-        REGRESSION.model, REGRESSION.data, "sghmc", modes=100, lanes=100, compile=False, temperature=temperature,
-        **REGRESSION.density, **options,
+        REGRESSION.model, REGRESSION.data, "sghmc", chains=100, chains_per_batch=100, compile=False,
+        temperature=temperature, **REGRESSION.density, **options,
     ).provenance["diagnostics"]  # fmt: skip
     for name in ("kinetic_temperature", "configurational_temperature"):
         assert_mean(torch.tensor(found[name], dtype=torch.float64), temperature)
@@ -136,7 +135,14 @@ def test_thermometers_of_a_run(temperature: float) -> None:
 def test_energies_of_a_run() -> None:
     options = {"leapfrog": 4, "warmup": 80, "draws": 60, "epochs": 0}
     found = sample(
-        REGRESSION.model, REGRESSION.data, "hmc", modes=60, lanes=60, compile=False, **REGRESSION.density, **options
+        REGRESSION.model,
+        REGRESSION.data,
+        "hmc",
+        chains=60,
+        chains_per_batch=60,
+        compile=False,
+        **REGRESSION.density,
+        **options,
     ).provenance["diagnostics"]
     assert_mean(torch.tensor(found["exp_energy_change"], dtype=torch.float64), 1.0)
     assert_mean(torch.tensor(found["accepted"], dtype=torch.float64) - torch.tensor(found["acceptance"]), 0.0)
@@ -178,7 +184,7 @@ WALKS = {
 @pytest.mark.parametrize("method", list(WALKS))
 def test_two_weights_against_quadrature(method: str, kind: type[nn.Module]) -> None:
     weight = on_grid(kind)
-    draws = drawn(two(kind), (X, goals(kind)), method, noise=NOISE, modes=400, seed=1, **WALKS[method])
+    draws = drawn(two(kind), (X, goals(kind)), method, noise=NOISE, chains=400, seed=1, **WALKS[method])
     first, second = draws.T.contiguous()
     a, b = torch.meshgrid(GRID, GRID, indexing="ij")
     statistics = [lambda u, v: u.abs(), lambda u, v: v.abs(), lambda u, v: u * v, lambda u, v: (u * v).square()]
@@ -204,7 +210,7 @@ def test_hidden_units_are_exchangeable_whatever_the_start() -> None:
     state = {**first, "2.weight": torch.tensor([[1.0, 0.1]]), "2.bias": torch.zeros(1)}
     start = Population.from_states([{name: value.double() for name, value in state.items()}])
     population = sample(
-        model, (X, goals(nn.Tanh)), "hmc", noise=NOISE, start=start, modes=400, lanes=400, compile=False,
+        model, (X, goals(nn.Tanh)), "hmc", noise=NOISE, start=start, chains=400, chains_per_batch=400, compile=False,
         leapfrog=8, warmup=50, thin=20, draws=1, epochs=0,
     )  # fmt: skip
     for name, axis in (("0.weight", 1), ("0.bias", 1), ("2.weight", 2)):

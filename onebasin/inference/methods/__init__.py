@@ -1,1 +1,24 @@
-"""Inference methods, one per file."""
+"""Inference methods, one per file, and the list of those that a word stands for."""
+
+from onebasin.inference.kernel import Method
+from onebasin.inference.methods.dropout import Dropout
+from onebasin.inference.methods.ensemble import Ensemble
+from onebasin.inference.methods.hmc import HMC
+from onebasin.inference.methods.laplace import Laplace
+from onebasin.inference.methods.mclmc import MCLMC
+from onebasin.inference.methods.sghmc import SGHMC
+from onebasin.inference.methods.swag import SWAG
+from onebasin.inference.methods.vi import VI
+
+METHODS: dict[str, type[Method]] = {
+    "hmc": HMC,
+    "sghmc": SGHMC,
+    "mclmc": MCLMC,
+    "ensemble": Ensemble,
+    "vi": VI,
+    "swag": SWAG,
+    "laplace": Laplace,
+    "dropout": Dropout,
+}
+
+__all__ = ["HMC", "MCLMC", "METHODS", "SGHMC", "SWAG", "VI", "Dropout", "Ensemble", "Laplace"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, NamedTuple, Unpack, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,20 +23,62 @@ from torch.utils._pytree import tree_unflatten
 
 from onebasin.errors import InputError
 from onebasin.functional import Call, moved, tracked
-from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex
+from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex, check_counts
 from onebasin.inference.layout import ParameterLayout
-from onebasin.inference.methods.ensemble import TrainingOptions, count, training_stage
 from onebasin.inference.seeds import Streams, generator
 from onebasin.inference.target import Outputs, Target, judged
+from onebasin.inference.training import TrainedMethod
 from onebasin.state import State
 
-# ----------------------------------------------------------------------
-# Where dropout acts, and which weights a mask can be folded into.
-
-
-Dropping = float | Mapping[str, float]
 _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _CLOSE = 1e-9  # of the outputs' largest entry: float64 leaves room for the order of sums only
+
+
+_EXAMPLES = 4  # on which masks are proved to be foldable
+Dropping = float | Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropout(TrainedMethod):
+    """Monte Carlo dropout as draws of networks: after training with dropout, a draw drops units once and for all.
+
+    Attributes:
+        draws: networks drawn from each training.
+        dropout: for models without dropout layers: the probability to drop an input unit of every linear and
+            convolution layer but the first, or a dict of probabilities by layer name or pattern; None for 0.1.
+            Convolutions drop whole channels.
+    """
+
+    name: ClassVar[str] = "dropout"
+    draws: int = 10
+    dropout: float | Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(1, draws=self.draws)
+
+    def plan(self, target: Target) -> ChainPlan:
+        """Train with dropout, then draw masks."""
+        if target.outputs is None:
+            raise InputError("dropout needs data to train on, found none: give data=(inputs, targets)")
+        model, call = target.outputs.model, _few(target)
+        places = own_places(model, call)
+        if places and self.dropout is not None:
+            raise InputError(
+                f"{type(model).__name__} has dropout layers of its own ({places[0].module}), and dropout= was given "
+                "too: leave one of them out"
+            )
+        trained = target
+        if not places:
+            _check_other_randomness(target)
+            places = new_places(model, call, 0.1 if self.dropout is None else self.dropout)
+            trained = dropping(target, target.outputs, places)
+        for place in places:
+            _weight(target.layout, place)
+        prove(model, places, call, generator(0, "dropout", "proof"))
+        kernel = DropoutKernel(target, target.outputs, tuple(places))
+        stages = (self.training(trained, optimum=True), Stage("dropout", kernel, 0))
+        return ChainPlan(stages, self.draws, (0,))
 
 
 @dataclass(frozen=True)
@@ -234,37 +276,16 @@ def _impossible(name: str, reason: str) -> InputError:
     )
 
 
-# ----------------------------------------------------------------------
-# Monte Carlo dropout as draws of networks: after training with dropout, a draw drops units once and for all.
-
-
-_EXAMPLES = 4  # on which masks are proved to be foldable
-
-
-class Options(TrainingOptions, total=False):
-    """Options of dropout; those of training come first.
-
-    Attributes:
-        draws: networks drawn from each training.
-        dropout: for models without dropout layers: the probability to drop an input unit of every linear and
-            convolution layer but the first, or a dict of probabilities by layer name or pattern. Convolutions drop
-            whole channels.
-    """
-
-    draws: int
-    dropout: Dropping
-
-
-class Kept(NamedTuple):
+class Masked(NamedTuple):
     """Trained networks."""
 
     position: Tensor
-    rest: State
+    buffers: State
 
 
 @dataclass(frozen=True, eq=False)
-class Dropout:
-    """The kernel: trained networks that do not move, and masks on them.
+class DropoutKernel:
+    """Trained networks that do not move, and masks on them.
 
     Attributes:
         target: the posterior.
@@ -276,19 +297,19 @@ class Dropout:
     outputs: Outputs
     places: tuple[MaskPlace, ...]
 
-    def init(self, start: Draws, streams: Streams) -> Kept:
+    def init(self, start: Draws, streams: Streams) -> Masked:
         """Take trained networks."""
-        return Kept(start.position, start.rest)
+        return Masked(start.position, start.buffers)
 
-    def step(self, state: Kept, moment: StepIndex, streams: Streams) -> tuple[Kept, Info]:
+    def step(self, state: Masked, step_index: StepIndex, streams: Streams) -> tuple[Masked, Info]:
         """Nothing: training is over."""
         return state, {}
 
-    def draw(self, state: Kept, streams: Streams) -> Draws:
+    def draw(self, state: Masked, streams: Streams) -> Draws:
         """Each network with one set of masks."""
         factors = torch.stack([self.factors(stream) for stream in streams.each("draw")])
         position = state.position * factors.to(state.position)
-        return Draws(position, state.rest, self.target.log_density(position, state.rest))
+        return Draws(position, state.buffers, self.target.log_density(position, state.buffers))
 
     def factors(self, stream: torch.Generator) -> Tensor:
         """What one draw multiplies each weight by (D,), float64."""
@@ -304,36 +325,12 @@ class Dropout:
         return torch.cat([part.reshape(-1) for part in parts.values()])
 
 
-def build(target: Target, **options: Unpack[Options]) -> ChainPlan:
-    """Plan dropout: training with it, then draws."""
-    if target.outputs is None:
-        raise InputError("dropout needs data to train on, found none: give data=(inputs, targets)")
-    model, call = target.outputs.model, _few(target)
-    places = own_places(model, call)
-    if places and "dropout" in options:
-        raise InputError(
-            f"{type(model).__name__} has dropout layers of its own ({places[0].module}), and dropout= was given too: "
-            "leave one of them out"
-        )
-    trained = target
-    if not places:
-        _refuse_other_randomness(target)
-        places = new_places(model, call, options.get("dropout", 0.1))
-        trained = dropping(target, target.outputs, places)
-    for place in places:
-        _weight(target.layout, place)
-    prove(model, places, call, generator(0, "dropout", "proof"))
-    stage = training_stage(trained, cast(TrainingOptions, options), optimum=True)
-    kernel = Dropout(target, target.outputs, tuple(places))
-    return ChainPlan((stage, Stage("dropout", kernel, 0)), count(options.get("draws", 10), "draws"), (0,))
-
-
-def _refuse_other_randomness(target: Target) -> None:
-    """Refuse a model that is random in training mode although it has no dropout layer: its masks cannot be seen."""
+def _check_other_randomness(target: Target) -> None:
+    """Raise for a model that is random in training mode although it has no dropout layer: its masks cannot be seen."""
     position = target.layout.join({name: value[None] for name, value in _weights_of(target).items()})
-    rest = target.rest_of(1)
+    buffers = target.buffers_for(1)
     rows = torch.arange(min(_EXAMPLES, target.examples), device=position.device)
-    found = [float(target(position, rest, rows, training=True, seed=seed).log_likelihood[0]) for seed in (0, 1)]
+    found = [float(target(position, buffers, rows, training=True, seed=seed).log_likelihood[0]) for seed in (0, 1)]
     if found[0] != found[1]:
         raise InputError(
             "the model draws random numbers of its own in training mode, but has no dropout layer (nn.Dropout) to be "
@@ -352,7 +349,7 @@ def dropping(target: Target, outputs: Outputs, places: list[MaskPlace]) -> Targe
     assert likelihood is not None  # there are outputs
     for place in places:
         called.model.get_submodule(place.layer).register_forward_pre_hook(training_hook(place))
-    return replace(target, one=judged(called, likelihood), outputs=called, _made={})
+    return replace(target, one=judged(called, likelihood), outputs=called, _functions={})
 
 
 def _few(target: Target) -> Call:

@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Unpack, cast
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
-from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex
-from onebasin.inference.methods.ensemble import TrainingOptions, count, training_stage
+from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex, check_counts
 from onebasin.inference.seeds import Streams
 from onebasin.inference.start import check_start
 from onebasin.inference.target import DensityEvaluation, Target
+from onebasin.inference.training import TrainedMethod
 from onebasin.state import State
 
 _MEMORY = 1000.0  # steps over which energy errors are averaged by the tuning
@@ -35,31 +35,50 @@ _DIVERGENT = 10.0  # an energy error per weight beyond this is undone
 _FIRST_STEP = 0.005
 
 
-class Options(TrainingOptions, total=False):
-    """Options of microcanonical sampling; those of training are for the networks that chains start from.
+@dataclass(frozen=True, kw_only=True)
+class MCLMC(TrainedMethod):
+    """Microcanonical Langevin Monte Carlo: motion at constant speed, for posteriors that are too stiff for HMC.
 
     Attributes:
         draws: kept from each chain.
         warmup: steps (one gradient each) in which the step size adapts.
         thin: steps from one draw to the next.
-        length: L, over which the direction is forgotten; by default sqrt(D), the radius of a standard normal prior.
+        length: L, over which the direction is forgotten; None for sqrt(D), the radius of a standard normal prior.
         variance: of the energy error per weight, what the step size is tuned to; smaller is slower and less biased.
         loose: the same at the begin of warm-up, from where it falls geometrically.
     """
 
-    draws: int
-    warmup: int
-    thin: int
-    length: float | None
-    variance: float
-    loose: float
+    name: ClassVar[str] = "mclmc"
+    draws: int = 100
+    warmup: int = 5000
+    thin: int = 100
+    length: float | None = None
+    variance: float = 0.1
+    loose: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(1, draws=self.draws, thin=self.thin)
+        check_counts(0, warmup=self.warmup)
+        if not ((self.length is None or self.length > 0) and self.variance > 0 and self.loose > 0):
+            raise InputError(
+                f"expected positive length, variance and loose, found {self.length}, {self.variance} and {self.loose}: "
+                "give others, such as None, 0.1 and 0.5"
+            )
+
+    def plan(self, target: Target) -> ChainPlan:
+        """Train, warm up, draw."""
+        if target.layout.size < 2:
+            raise InputError(f"microcanonical motion needs at least 2 weights, found {target.layout.size}: use HMC()")
+        warmup = Stage("warm-up", MCLMCKernel(target, self), self.warmup)
+        return ChainPlan((self.training(target), warmup), self.draws, (self.thin,))
 
 
 class MCLMCState(NamedTuple):
     """What the next step needs."""
 
     position: Tensor
-    rest: State
+    buffers: State
     direction: Tensor
     gradient: Tensor
     log_likelihood: Tensor
@@ -102,54 +121,55 @@ def kick(direction: Tensor, gradient: Tensor, time: Tensor) -> tuple[Tensor, Ten
 
 
 @dataclass(frozen=True, eq=False)
-class Microcanonical:
-    """The kernel: one step of every chain.
-
-    Attributes are those of `Options`.
-    """
+class MCLMCKernel:
+    """One step of every chain."""
 
     target: Target
-    length: float
-    variance: float = 0.1
-    loose: float = 0.5
+    method: MCLMC = MCLMC()
+
+    @property
+    def length(self) -> float:
+        """L."""
+        return self.method.length or math.sqrt(self.target.layout.size)
 
     def init(self, start: Draws, streams: Streams) -> MCLMCState:
         """Start at given networks in random directions."""
-        found = self.target(start.position, start.rest)
-        check_start(found, streams.chains)
+        evaluation = self.target(start.position, start.buffers)
+        check_start(evaluation, streams.chains)
         direction = unit(streams.gaussian("direction", start.position))
-        step = torch.full_like(found.log_prior, _FIRST_STEP)
+        step = torch.full_like(evaluation.log_prior, _FIRST_STEP)
         zero = torch.zeros_like(step)
-        gradient, likelihood, prior, _ = found
-        return MCLMCState(start.position, start.rest, direction, gradient, likelihood, prior, step, zero, zero)
+        gradient, likelihood, prior, _ = evaluation
+        return MCLMCState(start.position, start.buffers, direction, gradient, likelihood, prior, step, zero, zero)
 
-    def step(self, state: MCLMCState, moment: StepIndex, streams: Streams) -> tuple[MCLMCState, Info]:
+    def step(self, state: MCLMCState, step_index: StepIndex, streams: Streams) -> tuple[MCLMCState, Info]:
         """Kick, drift, kick, turn. A chain that diverges stays and goes back the way it came."""
         step = state.step
         direction, first = kick(state.direction, state.gradient, step / 2)
         position = torch.addcmul(state.position, step.to(state.position)[:, None], direction)
-        found = self.target(position, state.rest)
-        direction, second = kick(direction, found.gradient, step / 2)
-        error = first + second + found.potential - state.potential
+        evaluation = self.target(position, state.buffers)
+        direction, second = kick(direction, evaluation.gradient, step / 2)
+        error = first + second + evaluation.potential - state.potential
         weights = state.position.shape[1]
-        sound = (error.abs() < _DIVERGENT * weights) & found.finite
-        moved = self._turned(_moved(state, position, direction, found, sound), streams)
+        sound = (error.abs() < _DIVERGENT * weights) & evaluation.finite
+        moved = self._turned(_moved(state, position, direction, evaluation, sound), streams)
         info = {
             "potential": moved.potential,
             "energy_variance": torch.where(sound, error.square() / weights, torch.nan),
             "divergent": (~sound).double(),
             "step_size": step,
         }
-        return (self._tuned(moved, error, sound, moment) if moment.warming else moved), info
+        return (self._tuned(moved, error, sound, step_index) if step_index.warming else moved), info
 
     def _turned(self, state: MCLMCState, streams: Streams) -> MCLMCState:
         noise = streams.gaussian("turn", state.direction)
         amount = (torch.expm1(2 * state.step / self.length) / noise.shape[1]).sqrt()
         return state._replace(direction=unit(torch.addcmul(state.direction, amount.to(noise)[:, None], noise)))
 
-    def _tuned(self, state: MCLMCState, error: Tensor, sound: Tensor, moment: StepIndex) -> MCLMCState:
+    def _tuned(self, state: MCLMCState, error: Tensor, sound: Tensor, step_index: StepIndex) -> MCLMCState:
         """The error's variance grows as step^6, so each step tells which step would have had the wished one."""
-        wished = self.loose * (self.variance / self.loose) ** (moment.step / moment.warmup)
+        loose, variance = self.method.loose, self.method.variance
+        wished = loose * (variance / loose) ** (step_index.step / step_index.warmup)
         ratio = torch.where(sound, error.square() / (wished * state.position.shape[1]), 100.0).clamp(min=1e-8)
         weight = torch.exp(-0.5 * (ratio.log() / (6 * _TRUST)) ** 2)
         decay = (_MEMORY - 1) / (_MEMORY + 1)
@@ -160,35 +180,17 @@ class Microcanonical:
 
     def draw(self, state: MCLMCState, streams: Streams) -> Draws:
         """Where the chains are."""
-        return Draws(state.position, state.rest, -state.potential)
+        return Draws(state.position, state.buffers, -state.potential)
 
 
 def _moved(
-    state: MCLMCState, position: Tensor, direction: Tensor, found: DensityEvaluation, sound: Tensor
+    state: MCLMCState, position: Tensor, direction: Tensor, evaluation: DensityEvaluation, sound: Tensor
 ) -> MCLMCState:
     rows = sound[:, None]
     return state._replace(
         position=torch.where(rows, position, state.position),
         direction=torch.where(rows, direction, -state.direction),
-        gradient=torch.where(rows, found.gradient, state.gradient),
-        log_likelihood=torch.where(sound, found.log_likelihood, state.log_likelihood),
-        log_prior=torch.where(sound, found.log_prior, state.log_prior),
+        gradient=torch.where(rows, evaluation.gradient, state.gradient),
+        log_likelihood=torch.where(sound, evaluation.log_likelihood, state.log_likelihood),
+        log_prior=torch.where(sound, evaluation.log_prior, state.log_prior),
     )
-
-
-def build(target: Target, **options: Unpack[Options]) -> ChainPlan:
-    """Plan microcanonical sampling: train, warm up, draw."""
-    size = target.layout.size
-    length = options.get("length") or math.sqrt(size)
-    variance, loose = options.get("variance", 0.1), options.get("loose", 0.5)
-    if not (length > 0 and variance > 0 and loose > 0):
-        raise InputError(
-            f"expected positive length, variance and loose, found {length}, {variance} and {loose}: give others"
-        )
-    if size < 2:
-        raise InputError(f"microcanonical motion needs at least 2 weights, found {size}: use method hmc")
-    kernel = Microcanonical(target, length, variance, loose)
-    train = training_stage(target, cast(TrainingOptions, options))
-    warmup = count(options.get("warmup", 5000), "warmup", 0)
-    thin = count(options.get("thin", 100), "thin")
-    return ChainPlan((train, Stage("warm-up", kernel, warmup)), count(options.get("draws", 100), "draws"), (thin,))

@@ -6,13 +6,13 @@ of them, and the deviations d_n = w_n - (mean of w_1 ... w_n) of the last K as c
     covariance = scale * 1/2 ( diag(variance) + D D^T / (K - 1) ).
 
 The variance is summed as squared deviations from the running mean (Welford), no difference of two large numbers. Drawn
-networks get batch-norm statistics of their own from the training data; see `onebasin.norms.refreshed`.
+networks get batch-norm statistics of their own from the training data; see `onebasin.functional.refreshed`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Unpack, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,42 +20,69 @@ from torch.utils._pytree import tree_unflatten
 
 from onebasin.errors import InputError
 from onebasin.functional import refreshed, tracked
-from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex
-from onebasin.inference.methods.ensemble import Optimiser, Trained, Training, TrainingOptions, count, training_stage
+from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex, check_counts
 from onebasin.inference.seeds import Streams
 from onebasin.inference.target import Target
+from onebasin.inference.training import Optimizer, Trained, TrainedMethod, Training
 from onebasin.posterior import Gaussian, LowRank, one_of_each
 from onebasin.state import State
 
 
-class Options(TrainingOptions, total=False):
-    """Options of SWAG; those of training are for the networks it starts from, but batch, momentum and decay stay.
+@dataclass(frozen=True, kw_only=True)
+class SWAG(TrainedMethod):
+    """SWAG: the Gaussian that the iterates of SGD with a constant rate make.
 
     Attributes:
         draws: networks drawn from each fitted Gaussian.
-        step: the constant learning rate while networks are collected; that of training unless given.
-        walk: the optimiser while networks are collected, "sgd" or "adam"; that of training unless given.
+        step: the constant learning rate while networks are collected; None for `lr`. Batch, momentum and decay are
+            those of training.
+        walk: the optimizer while networks are collected, "sgd" or "adam"; None for that of training.
         collect: how many networks are collected.
         every: steps from one to the next; None for an epoch.
         rank: K, how many deviations are kept; 0 for the diagonal alone, which then counts fully.
         scale: multiplies the covariance.
     """
 
-    draws: int
-    step: float
-    walk: str
-    collect: int
-    every: int | None
-    rank: int
-    scale: float
+    name: ClassVar[str] = "swag"
+    draws: int = 10
+    step: float | None = None
+    walk: str | None = None
+    collect: int = 40
+    every: int | None = None
+    rank: int = 20
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_counts(1, draws=self.draws, every=self.every)
+        check_counts(2, collect=self.collect)
+        check_counts(0, rank=self.rank)
+        self._walk()
+        if self.rank == 1 or not self.scale >= 0:
+            raise InputError(
+                f"expected rank 0 or from 2 on and scale >= 0, found rank={self.rank} and scale={self.scale}: give "
+                "such numbers, for example 20 and 1"
+            )
+
+    def plan(self, target: Target) -> ChainPlan:
+        """Train, collect, draw."""
+        stage = self.training(target, optimum=True)
+        minibatches = cast(Training, stage.kernel).minibatches
+        every = minibatches.per_epoch if self.every is None else self.every
+        kernel = SWAGKernel(Training(target, self._walk(target.compile), minibatches), every, self.rank, self.scale)
+        return ChainPlan((stage, Stage("collecting", kernel, self.collect * every)), self.draws, (0,))
+
+    def _walk(self, compile_: bool = False) -> Optimizer:
+        step = self.lr if self.step is None else self.step
+        return Optimizer(self.walk or self.optimizer, step, self.momentum, self.decay, compile=compile_)
 
 
 class Collected(NamedTuple):
     """The walk, and what was collected on it."""
 
     position: Tensor
-    rest: State
-    first: Tensor  # the optimiser's moments
+    buffers: State
+    first: Tensor  # the optimizer's moments
     second: Tensor
     mean: Tensor  # (chains, D) of all collected networks
     deviations: Tensor  # (chains, D): sum of squared deviations from the mean
@@ -64,8 +91,8 @@ class Collected(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class SWAG:
-    """The kernel: steps of SGD, and a Gaussian made of where they went.
+class SWAGKernel:
+    """Steps of SGD, and a Gaussian made of where they went.
 
     Attributes:
         walk: makes the steps.
@@ -79,13 +106,6 @@ class SWAG:
     rank: int = 20
     scale: float = 1.0
 
-    def __post_init__(self) -> None:
-        if self.rank == 1 or self.rank < 0 or not self.scale >= 0:
-            raise InputError(
-                f"expected rank 0 or from 2 on and scale >= 0, found rank={self.rank} and scale={self.scale}: give "
-                "such numbers, for example 20 and 1"
-            )
-
     def init(self, start: Draws, streams: Streams) -> Collected:
         """Start at trained networks with nothing collected."""
         zero, chains = torch.zeros_like(start.position), len(start.position)
@@ -93,83 +113,64 @@ class SWAG:
         number = torch.zeros(chains, dtype=torch.int64, device=zero.device)
         return Collected(*self.walk.init(start, streams), zero, zero, columns, number)
 
-    def step(self, state: Collected, moment: StepIndex, streams: Streams) -> tuple[Collected, Info]:
+    def step(self, state: Collected, step_index: StepIndex, streams: Streams) -> tuple[Collected, Info]:
         """One step, after which a network may be collected."""
-        before = Trained(state.position, state.rest, state.first, state.second)
-        walked, info = self.walk.step(before, moment, streams)
+        before = Trained(state.position, state.buffers, state.first, state.second)
+        walked, info = self.walk.step(before, step_index, streams)
         moved = state._replace(**walked._asdict())
-        return (self.collected(moved) if (moment.step + 1) % self.every == 0 else moved), info
+        return (self.collected(moved) if (step_index.step + 1) % self.every == 0 else moved), info
 
     def collected(self, state: Collected) -> Collected:
         """Take in the networks as they are now."""
         number = state.number + 1
         gap = state.position - state.mean
         mean = state.mean + gap / number[:, None].to(gap.dtype)
-        rest_of_gap = state.position - mean
+        gap_to_new_mean = state.position - mean
         columns = state.columns
         if self.rank:
             columns = columns.clone()
-            columns[torch.arange(len(number)), state.number % self.rank] = rest_of_gap
-        deviations = state.deviations + gap * rest_of_gap
+            columns[torch.arange(len(number)), state.number % self.rank] = gap_to_new_mean
+        deviations = state.deviations + gap * gap_to_new_mean
         return state._replace(mean=mean, deviations=deviations, columns=columns, number=number)
 
     def components(self, state: Collected) -> list[Gaussian]:
         """The Gaussian of each chain."""
-        return [Gaussian(state.mean[chain], self._shape(state, chain)) for chain in range(len(state.mean))]
+        return [Gaussian(state.mean[chain], self._covariance(state, chain)) for chain in range(len(state.mean))]
 
-    def _shape(self, state: Collected, chain: int) -> LowRank:
+    def _covariance(self, state: Collected, chain: int) -> LowRank:
         number = int(state.number[chain])
         if number < 2:
             raise InputError(f"a spread needs at least 2 collected networks, found {number}: collect more")
-        kept = min(number, self.rank)
-        share = 0.5 * self.scale if kept else self.scale
+        columns = min(number, self.rank)
+        share = 0.5 * self.scale if columns else self.scale
         variance = state.deviations[chain].clamp(min=0) / number
-        factor = state.columns[chain, :kept].T * (share / max(1, kept - 1)) ** 0.5
+        factor = state.columns[chain, :columns].T * (share / max(1, columns - 1)) ** 0.5
         return LowRank((share * variance).sqrt(), factor)
 
     def centres(self, state: Collected) -> Draws:
         """The mean networks, those of stochastic weight averaging, with batch-norm statistics of their own."""
-        return self._finished(state.mean, state.rest)
+        return self._finished(state.mean, state.buffers)
 
     def draw(self, state: Collected, streams: Streams) -> Draws:
         """One network from each Gaussian."""
         position = one_of_each(self.components(state), streams.each("draw"))
-        return self._finished(position, state.rest)
+        return self._finished(position, state.buffers)
 
-    def _finished(self, position: Tensor, rest: State) -> Draws:
+    def _finished(self, position: Tensor, buffers: State) -> Draws:
         target = self.walk.target
-        own = with_statistics(target, position, rest)
-        return Draws(position, own, target.log_density(position, own))
+        measured = with_statistics(target, position, buffers)
+        return Draws(position, measured, target.log_density(position, measured))
 
 
-def with_statistics(target: Target, position: Tensor, rest: State) -> State:
-    """The rest (chains, ...) with running statistics of the networks at `position` (chains, D), see `refreshed`.
+def with_statistics(target: Target, position: Tensor, buffers: State) -> State:
+    """The buffers (chains, ...) with running statistics of the networks at `position` (chains, D), see `refreshed`.
 
-    They are measured on the data of the target; without norms, or without data, the rest comes back as it is.
+    They are measured on the data of the target; without norms, or without data, they come back as they are.
     """
     if target.outputs is None or not tracked(target.outputs.model):
-        return rest
+        return buffers
     (arguments, named), _ = tree_unflatten(target.leaves, target.structure)
-    networks = target.layout.everything(target.layout.split(position), rest)
+    networks = target.layout.whole_state(target.layout.split(position), buffers)
     model, constant = target.outputs.model, target.outputs.constant
-    found, _ = refreshed(model, networks, named or arguments, batch=target.piece, constant=constant)
-    return {name: found[name] for name in rest}
-
-
-def build(target: Target, **options: Unpack[Options]) -> ChainPlan:
-    """Plan SWAG: training, then 40 networks, one per epoch, unless told otherwise."""
-    stage = training_stage(target, cast(TrainingOptions, options), optimum=True)
-    batches = cast(Training, stage.kernel).minibatches
-    decay, momentum = options.get("decay", 0.0), options.get("momentum", 0.9)
-    walk = options.get("walk", options.get("optimiser", "adam"))
-    optimiser = Optimiser(walk, options.get("step", options.get("rate", 1e-3)), momentum, decay, compile=target.compile)
-    given = options.get("every")
-    every = batches.per_epoch if given is None else count(given, "every")
-    kernel = SWAG(
-        Training(target, optimiser, batches),
-        every,
-        count(options.get("rank", 20), "rank", 0),
-        options.get("scale", 1.0),
-    )
-    steps = count(options.get("collect", 40), "collect", 2) * every
-    return ChainPlan((stage, Stage("collecting", kernel, steps)), count(options.get("draws", 10), "draws"), (0,))
+    states, _ = refreshed(model, networks, named or arguments, batch=target.piece, constant=constant)
+    return {name: states[name] for name in buffers}

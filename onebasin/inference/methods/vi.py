@@ -17,45 +17,64 @@ model's training mode: the running statistics of a batch norm have seen the nois
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import NamedTuple, TypedDict, Unpack
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
-from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex
-from onebasin.inference.methods.ensemble import Optimiser, Trained, count
+from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex, check_counts, check_kinds
 from onebasin.inference.seeds import Streams, derived
 from onebasin.inference.target import DensityEvaluation, Minibatches, Target
+from onebasin.inference.training import Optimizer, Trained, check_schedule
 from onebasin.posterior import Diagonal, Gaussian, one_of_each
 from onebasin.state import State
 
 _LEAST = 1e-5  # of a standard deviation: log std stays finite where the data leave no spread
 
 
-class Options(TypedDict, total=False):
-    """Options of variational inference.
+@dataclass(frozen=True, kw_only=True)
+class VI:
+    """Mean-field variational inference: the Gaussian with independent weights that is closest to the posterior.
 
     Attributes:
         draws: networks drawn from each fitted Gaussian.
         epochs: passes over the data.
         batch: examples in a mini-batch; None for all.
-        rate: learning rate of Adam, for means and for logarithms of standard deviations.
-        schedule: "cosine", from the rate to zero, or "constant".
+        lr: learning rate of Adam, for means and for logarithms of standard deviations.
+        lr_schedule: "cosine", from `lr` to zero, or "constant".
         init_std: standard deviation of every weight at the start.
         kl_weight: how much the prior and the spread count; 1 is Bayes.
         samples: weight draws in each step, which are averaged.
     """
 
-    draws: int
-    epochs: int
-    batch: int | None
-    rate: float
-    schedule: str
-    init_std: float
-    kl_weight: float
-    samples: int
+    name: ClassVar[str] = "vi"
+    draws: int = 10
+    epochs: int = 100
+    batch: int | None = 100
+    lr: float = 1e-2
+    lr_schedule: str = "cosine"
+    init_std: float = 0.05
+    kl_weight: float = 1.0
+    samples: int = 1
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        check_counts(1, draws=self.draws, epochs=self.epochs, batch=self.batch, samples=self.samples)
+        check_schedule(self.lr_schedule)
+        Optimizer("adam", self.lr)
+        if not self.init_std >= _LEAST or not self.kl_weight >= 0:
+            raise InputError(
+                f"expected init_std >= {_LEAST:g} and kl_weight >= 0, found {self.init_std} and {self.kl_weight}: "
+                "give such numbers, for example 0.05 and 1"
+            )
+
+    def plan(self, target: Target) -> ChainPlan:
+        """Fit, then draw."""
+        kernel = VIKernel(target, Minibatches(target.examples, self.batch), self)
+        stage = Stage("variational", kernel, self.epochs * kernel.minibatches.per_epoch, optimum=True)
+        return ChainPlan((stage,), self.draws, (0,), self.samples)
 
 
 class Fit(NamedTuple):
@@ -63,61 +82,54 @@ class Fit(NamedTuple):
 
     mean: Tensor
     log_std: Tensor
-    rest: State
+    buffers: State
     first: Tensor
     second: Tensor
 
 
 @dataclass(frozen=True, eq=False)
-class Variational:
-    """The kernel: one step of Adam on the Gaussian of every chain.
-
-    Attributes:
-        target: the posterior.
-        optimiser: how gradients become steps.
-        minibatches: which examples each step sees.
-        init_std: standard deviation at the start.
-        kl_weight: of KL(q || prior) in the loss.
-        samples: weight draws in each step.
-    """
+class VIKernel:
+    """One step of Adam on the Gaussian of every chain."""
 
     target: Target
-    optimiser: Optimiser
     minibatches: Minibatches
-    init_std: float = 0.05
-    kl_weight: float = 1.0
-    samples: int = 1
+    method: VI = VI()
+    optimizer: Optimizer = field(init=False)
 
     def __post_init__(self) -> None:
         if self.target.prior.flat and self.target.examples:
             raise InputError(
                 "variational inference needs a proper prior, found a flat one: give prior= a standard deviation"
             )
-        if not self.init_std >= _LEAST or not self.kl_weight >= 0:
-            raise InputError(
-                f"expected init_std >= {_LEAST:g} and kl_weight >= 0, found {self.init_std} and {self.kl_weight}: "
-                "give such numbers, for example 0.05 and 1"
-            )
+        method = self.method
+        optimizer = Optimizer("adam", method.lr, schedule=method.lr_schedule, compile=self.target.compile)
+        object.__setattr__(self, "optimizer", optimizer)
 
     def init(self, start: Draws, streams: Streams) -> Fit:
         """Every mean at the given network, every weight with the same small spread."""
         mean = start.position
         none = torch.zeros(len(mean), 2 * mean.shape[1], dtype=mean.dtype, device=mean.device)
-        return Fit(mean, torch.full_like(mean, math.log(self.init_std)), start.rest, none, none)
+        return Fit(mean, torch.full_like(mean, math.log(self.method.init_std)), start.buffers, none, none)
 
-    def step(self, state: Fit, moment: StepIndex, streams: Streams) -> tuple[Fit, Info]:
+    def step(self, state: Fit, step_index: StepIndex, streams: Streams) -> tuple[Fit, Info]:
         """One step on the loss."""
-        like = state.mean[:, None].expand(-1, self.samples, -1)
+        like = state.mean[:, None].expand(-1, self.method.samples, -1)
         noise = streams.gaussian("weights", like)
-        seed = derived(streams.seed, "forward", streams.chains[0], moment.step)
-        slope, found = self.gradient(state, noise, self.minibatches.rows(moment.step, streams), seed)
-        before = Trained(torch.cat([state.mean, state.log_std], 1), state.rest, state.first, state.second)
-        moved, good = self.optimiser.update(before, slope, moment)
+        seed = derived(streams.seed, "forward", streams.chains[0], step_index.step)
+        slope, evaluation = self.gradient(state, noise, self.minibatches.rows(step_index.step, streams), seed)
+        before = Trained(torch.cat([state.mean, state.log_std], 1), state.buffers, state.first, state.second)
+        moved, good = self.optimizer.update(before, slope, step_index)
         mean, log_std = moved.position.chunk(2, dim=1)
         kl = self.divergence(state)
-        likelihood = found.log_likelihood.reshape(len(mean), self.samples).mean(1)
-        loss = (self.kl_weight * kl - likelihood) / max(1, self.target.examples)
-        after = Fit(mean, log_std.clamp(min=math.log(_LEAST)), self._rest(found.rest), moved.first, moved.second)
+        likelihood = evaluation.log_likelihood.reshape(len(mean), self.method.samples).mean(1)
+        loss = (self.method.kl_weight * kl - likelihood) / max(1, self.target.examples)
+        after = Fit(
+            mean,
+            log_std.clamp(min=math.log(_LEAST)),
+            self._one_per_chain(evaluation.buffers),
+            moved.first,
+            moved.second,
+        )
         return after, {"loss": loss, "kl": kl, "divergent": ~good}
 
     def ending(self, state: Fit) -> Info:
@@ -136,14 +148,14 @@ class Variational:
         chains, samples, size = noise.shape
         std, precision = state.log_std.exp(), self.target.prior.precision
         theta = (state.mean[:, None] + std[:, None] * noise).reshape(chains * samples, size)
-        rest = {name: value.repeat_interleave(samples, 0) for name, value in state.rest.items()}
+        buffers = {name: value.repeat_interleave(samples, 0) for name, value in state.buffers.items()}
         own = rows if rows is None or rows.dim() == 1 else rows.repeat_interleave(samples, 0)
-        found = self.target(theta, rest, own, training=True, seed=seed)
+        evaluation = self.target(theta, buffers, own, training=True, seed=seed)
         # The target's prior is that of the draw; the divergence is known exactly and takes its place.
-        each = (found.gradient - precision * theta).reshape(noise.shape)
-        of_mean = each.mean(1) + self.kl_weight * precision * state.mean
-        of_log_std = (each * noise).mean(1) * std + self.kl_weight * (precision * std.square() - 1)
-        return torch.cat([of_mean, of_log_std], 1) / max(1, self.target.examples), found
+        each = (evaluation.gradient - precision * theta).reshape(noise.shape)
+        of_mean = each.mean(1) + self.method.kl_weight * precision * state.mean
+        of_log_std = (each * noise).mean(1) * std + self.method.kl_weight * (precision * std.square() - 1)
+        return torch.cat([of_mean, of_log_std], 1) / max(1, self.target.examples), evaluation
 
     def divergence(self, state: Fit) -> Tensor:
         """KL(q || prior), float64 (chains,); where the prior is flat, the negative entropy of q takes its place."""
@@ -160,30 +172,14 @@ class Variational:
     def draw(self, state: Fit, streams: Streams) -> Draws:
         """One network from each Gaussian."""
         position = one_of_each(self.components(state), streams.each("draw"))
-        return Draws(position, state.rest, self.target.log_density(position, state.rest))
+        return Draws(position, state.buffers, self.target.log_density(position, state.buffers))
 
-    def _rest(self, rest: State) -> State:
-        """One rest per chain: the average over its samples, of integers the first."""
-        if self.samples == 1:
-            return rest
-        apart = {name: value.unflatten(0, (-1, self.samples)) for name, value in rest.items()}
+    def _one_per_chain(self, buffers: State) -> State:
+        """Buffers of each chain: the average over its samples, of integers the first."""
+        if self.method.samples == 1:
+            return buffers
+        apart = {name: value.unflatten(0, (-1, self.method.samples)) for name, value in buffers.items()}
         return {
             name: value.mean(1).to(value.dtype) if value.is_floating_point() else value[:, 0]
             for name, value in apart.items()
         }
-
-
-def build(target: Target, **options: Unpack[Options]) -> ChainPlan:
-    """Plan variational inference: 100 epochs on batches of 100, unless told otherwise."""
-    batches = Minibatches(target.examples, options.get("batch", 100))
-    optimiser = Optimiser(
-        "adam", options.get("rate", 1e-2), schedule=options.get("schedule", "cosine"), compile=target.compile
-    )
-    samples = count(options.get("samples", 1), "samples")
-    kernel = Variational(
-        target, optimiser, batches, options.get("init_std", 0.05), options.get("kl_weight", 1.0), samples
-    )
-    steps = count(options.get("epochs", 100), "epochs") * batches.per_epoch
-    return ChainPlan(
-        (Stage("variational", kernel, steps, optimum=True),), count(options.get("draws", 10), "draws"), (0,), samples
-    )
