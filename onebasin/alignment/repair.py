@@ -25,8 +25,8 @@ from onebasin.functional import (
     LayerCall,
     Moments,
     NormCall,
+    Observer,
     Renormalise,
-    Watch,
     batches,
     frozen_norms,
     refreshed_one,
@@ -98,7 +98,7 @@ def _recordable(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) and value.is_inference() else value
 
 
-class _Follow(Watch):
+class _Follow(Observer):
     """Counts uses of weights, and sees where the result of each layer goes.
 
     Every result is cut off from what made it and becomes a leaf of autograd's record. So the record of the output
@@ -305,7 +305,7 @@ def _along(values: Tensor, like: Tensor, axis: int) -> Tensor:
     return values.to(like.device).reshape(shape)
 
 
-class _Measure(Watch):
+class _Measure(Observer):
     """Takes the statistics of layers."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -317,7 +317,7 @@ class _Measure(Watch):
         return call.result
 
 
-class _Correct(Watch, Renormalise):
+class _Correct(Renormalise):
     """Takes the statistics of layers, and hands on what they give with the target statistics."""
 
     def __init__(self, bound: Bound, chosen: Mapping[str, Layer], targets: Statistics) -> None:

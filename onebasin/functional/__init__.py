@@ -1,11 +1,12 @@
 """How a model is called: functional calls, batched forward passes, losses, observed layers."""
 
-from onebasin.functional.activations import Activations, Reader
+from onebasin.functional.activations import Activations, Exponents, Reader, Tap
 from onebasin.functional.call import (
     BATCH,
     Bound,
     Call,
     Inputs,
+    Inventory,
     attributes_kept,
     batches,
     call_arguments,
@@ -22,7 +23,6 @@ from onebasin.functional.call import (
     training_mode,
     wide_outputs,
 )
-from onebasin.functional.gradient import Differentiable
 from onebasin.functional.losses import (
     KINDS,
     Loss,
@@ -37,7 +37,6 @@ from onebasin.functional.norms import (
     ROOM,
     Measured,
     Moments,
-    NormCall,
     Renormalise,
     frozen_norms,
     norms_used,
@@ -49,8 +48,9 @@ from onebasin.functional.norms import (
     tracked,
     warn_stale,
 )
-from onebasin.functional.observe import Exponents, LayerCall, Tap, Watch
+from onebasin.functional.observe import LayerCall, NormCall, Observer
 from onebasin.functional.population_pass import (
+    Differentiable,
     Portion,
     answers,
     check_rows,
@@ -73,17 +73,18 @@ __all__ = [
     "Differentiable",
     "Exponents",
     "Inputs",
+    "Inventory",
     "LayerCall",
     "Loss",
     "Measured",
     "Moments",
     "NormCall",
+    "Observer",
     "Portion",
     "Reader",
     "Renormalise",
     "Score",
     "Tap",
-    "Watch",
     "answers",
     "attributes_kept",
     "batches",

@@ -1,4 +1,10 @@
-"""Many networks through one vectorised call where torch can do that, and one by one where it cannot."""
+"""Calls of a model: its arguments cut into batches, its weights handed over, and afterwards the module as it was.
+
+A module is only the function here; weights come from a State. A forward pass may still leave traces in the module
+(counters, caches, running statistics), and tables that it keeps from other weights may enter the result. So each call
+stands inside of `Inventory.undisturbed`, which puts everything back and makes such tables be computed anew. The cost is
+one walk over the modules for an `Inventory`, and a comparison of its containers for each call.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import contextlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,10 +22,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from onebasin.errors import InputError, SpecError
 from onebasin.state import State, TensorSpec, as_spec, check_spec, shared_names, spec_of
-
-# ----------------------------------------------------------------------
-# How somebody's model is called: its arguments, and what must be as before afterwards.
-
 
 Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # positional and keyword arguments
@@ -61,34 +63,34 @@ HOOKS = frozenset(name for name in vars(nn.Module()) if name.endswith(("_hooks",
 
 def containers(model: nn.Module) -> list[Container]:
     """The attributes of every module, as the dict that holds them, and all dicts, lists and sets inside of these."""
-    found: dict[int, Any] = {}
+    listed: dict[int, Any] = {}
     todo: list[Any] = []
     for module in model.modules():
         held = vars(module)
-        found[id(held)] = held
+        listed[id(held)] = held
         todo += [item for name, item in held.items() if isinstance(item, CONTAINERS) and name not in HOOKS]
     while todo:
         held = todo.pop()
-        if id(held) not in found:
-            found[id(held)] = held
+        if id(held) not in listed:
+            listed[id(held)] = held
             todo += [
                 item for item in (held.values() if isinstance(held, dict) else held) if isinstance(item, CONTAINERS)
             ]
-    return [held for held in found.values() if not isinstance(held, tuple)]
+    return [held for held in listed.values() if not isinstance(held, tuple)]
 
 
 @contextlib.contextmanager
-def attributes_kept(model: nn.Module, held: list[Container] | None = None) -> Iterator[None]:
+def attributes_kept(model: nn.Module, listed: list[Container] | None = None) -> Iterator[None]:
     """On exit all attributes of all modules, and what their dicts, lists and sets hold, are the objects they were.
 
-    `held` is `containers(model)`, for who has it already.
+    `listed` is `containers(model)`, where that is known already.
     """
-    held = containers(model) if held is None else held
-    before: list[Any] = [dict(each) if isinstance(each, dict) else list(each) for each in held]
+    listed = containers(model) if listed is None else listed
+    before: list[Any] = [dict(each) if isinstance(each, dict) else list(each) for each in listed]
     try:
         yield
     finally:
-        for each, content in zip(held, before, strict=True):
+        for each, content in zip(listed, before, strict=True):
             _put_back(each, content)
 
 
@@ -104,47 +106,95 @@ def _put_back(held: Any, content: Any) -> None:
         held.update(content) if keyed or isinstance(held, set) else held.extend(content)
 
 
-@contextlib.contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Put every submodule into evaluation mode; on exit the model is as it was, see `left_as_it_was`."""
-    with left_as_it_was(model):
-        for module in model.modules():
-            vars(module)["training"] = False
-        yield
+class Inventory:
+    """The modules of a model and the containers in their attributes, listed once for many calls.
 
-
-@contextlib.contextmanager
-def training_mode(model: nn.Module) -> Iterator[None]:
-    """Put a model into training mode; on exit it is as it was, running statistics too.
-
-    A model that is in training mode already keeps the flag of every submodule: parts may be held in evaluation mode
-    on purpose, as frozen batch norms are.
+    It stays right as long as nothing but such calls changes the model, since each of them puts back what it changed.
     """
-    with left_as_it_was(model):
-        if not model.training:
-            for module in model.modules():
-                vars(module)["training"] = True
-        yield
 
+    def __init__(self, model: nn.Module) -> None:
+        """Walk over all modules."""
+        self.model = model
+        self._modules, self._containers = list(model.modules()), containers(model)
+        self._remembers: bool | None = None
 
-@contextlib.contextmanager
-def left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """On exit the model is as it was, with all that it remembers.
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[None]:
+        """On exit the model is as it was, with all that it remembers.
 
-    Flags of the mode are set directly: a `train()` override may do more than flip a flag, and must not run. Attributes
-    are restored one by one because torch.export puts back equal tuples and lists instead of the same ones; the values
-    of buffers and other tensors that are no parameters, because a forward pass may count steps or average.
-    """
-    held = containers(model)
-    with attributes_kept(model, held):
-        values = [(tensor, tensor.detach().clone()) for tensor in _unregistered(held)]
-        try:
+        Attributes are restored one by one because torch.export puts back equal tuples and lists instead of the same
+        ones; the values of buffers and other tensors that are no parameters, because a forward pass may count steps or
+        average.
+        """
+        with attributes_kept(self.model, self._containers):
+            values = [(tensor, tensor.detach().clone()) for tensor in _unregistered(self._containers)]
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for tensor, value in values:
+                        if not torch.equal(tensor, value):
+                            tensor.copy_(value)
+
+    @contextlib.contextmanager
+    def evaluation_mode(self) -> Iterator[None]:
+        """Every submodule in evaluation mode; on exit the model is as it was.
+
+        Flags of the mode are set directly: a `train()` override may do more than flip a flag, and must not run.
+        """
+        with self.restored():
+            for module in self._modules:
+                vars(module)["training"] = False
             yield
-        finally:
-            with torch.no_grad():
-                for tensor, value in values:
-                    if not torch.equal(tensor, value):
-                        tensor.copy_(value)
+
+    @contextlib.contextmanager
+    def training_mode(self) -> Iterator[None]:
+        """The model in training mode; on exit it is as it was, running statistics too.
+
+        A model that is in training mode already keeps the flag of every submodule: parts may be held in evaluation mode
+        on purpose, as frozen batch norms are.
+        """
+        with self.restored():
+            if not self.model.training:
+                for module in self._modules:
+                    vars(module)["training"] = True
+            yield
+
+    @contextlib.contextmanager
+    def undisturbed(self, call: Call) -> Iterator[None]:
+        """Evaluation mode, without gradient, for one call with the weights of some network.
+
+        On exit every module and the global generator are as before. A model that keeps tables derived from its own
+        weights computes them anew inside, so that a network is never evaluated with the tables of another.
+        """
+        with self.evaluation_mode(), torch.no_grad(), torch.random.fork_rng(devices=[]), self.own_tables(call):
+            yield
+
+    @contextlib.contextmanager
+    def own_tables(self, call: Call) -> Iterator[None]:
+        """Inside, a call computes what the model would keep from other weights anew; most models keep nothing."""
+        if self._remembers is None:
+            self._remembers = _remembers(self.model, call)
+        if not self._remembers:
+            yield
+            return
+        with nothing_remembered(self.model, call):
+            yield
+
+
+def evaluation_mode(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """`Inventory.evaluation_mode` of a model, for one call."""
+    return Inventory(model).evaluation_mode()
+
+
+def training_mode(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """`Inventory.training_mode` of a model, for one call."""
+    return Inventory(model).training_mode()
+
+
+def undisturbed(model: nn.Module, call: Call) -> contextlib.AbstractContextManager[None]:
+    """`Inventory.undisturbed` of a model, for one call."""
+    return Inventory(model).undisturbed(call)
 
 
 def _unregistered(held: list[Container]) -> list[Tensor]:
@@ -191,6 +241,19 @@ def batches(inputs: Inputs, size: int) -> Iterator[tuple[slice, Call]]:
         start = stop
 
 
+def check_targets(inputs: Inputs, targets: Tensor) -> None:
+    """Refuse targets that are not one per example.
+
+    Raises:
+        InputError: their number is another.
+    """
+    if not targets.dim() or examples_in(inputs) != len(targets):
+        raise InputError(
+            f"expected one target for each of {examples_in(inputs)} examples, found targets {tuple(targets.shape)}: "
+            "give targets of the same length"
+        )
+
+
 def moved(call: Call, device: torch.device, dtype: torch.dtype | None) -> Call:
     """The arguments on a device, floating-point ones in a dtype if one is given."""
     result: Call = tree_map(lambda value: _moved(value, device, dtype), call)
@@ -220,13 +283,13 @@ def check_fits(model: nn.Module, state: Mapping[str, Tensor], *, members: bool =
         members: whether there is such an axis.
     """
     expected = as_spec(model)
-    found = {
+    spec = {
         name: TensorSpec(tensor.shape[1:] if members else tensor.shape, expected[name].dtype)
         if name in expected
         else tensor
         for name, tensor in spec_of(state).items()
     }
-    check_spec(found, expected, where=f"as a state of {type(model).__name__}, what was given")
+    check_spec(spec, expected, where=f"as a state of {type(model).__name__}, what was given")
     for name, first in shared_names(model).items():
         if name != first and not torch.allclose(state[name], state[first], rtol=0, atol=0, equal_nan=True):
             raise SpecError(
@@ -292,36 +355,14 @@ def run_with(model: nn.Module, tensors: Mapping[str, Tensor], call: Call) -> Any
         ) from error
 
 
-# ----------------------------------------------------------------------
 # What a model remembers between calls: tensors that one call computes and the next one reads.
-
 
 Kept = dict[str, list[Tensor]]  # the tensors in each attribute of a module
 REGISTRIES = HOOKS | {"_parameters", "_modules"}
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
-_FOUND: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()  # what a model held, and whether it keeps
-
-
-@contextlib.contextmanager
-def undisturbed(model: nn.Module, call: Call) -> Iterator[None]:
-    """Evaluation mode, without gradient, for one call with the weights of some network.
-
-    On exit every module and the global generator are as before. A model that keeps tables derived from its own weights
-    computes them anew inside, so that a network is never evaluated with the tables of another.
-    """
-    with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(devices=[]), own_tables(model, call):
-        yield
-
-
-@contextlib.contextmanager
-def own_tables(model: nn.Module, call: Call) -> Iterator[None]:
-    """Inside, a call computes what the model would keep from other weights anew; most models keep nothing."""
-    with contextlib.ExitStack() as stack:
-        if _remembers(model, call):
-            stack.enter_context(nothing_remembered(model, call))
-        yield
+_REMEMBERING: WeakKeyDictionary[nn.Module, tuple[Any, bool]] = WeakKeyDictionary()  # what it held, and the answer
 
 
 def _remembers(model: nn.Module, call: Call) -> bool:
@@ -337,11 +378,11 @@ def _remembers(model: nn.Module, call: Call) -> bool:
     )
     if not held:
         return False
-    known = _FOUND.get(model)
+    known = _REMEMBERING.get(model)
     if known is None or known[0] != held:
         try:
             with nothing_remembered(model, call) as sentences:
-                known = _FOUND[model] = held, bool(sentences)
+                known = _REMEMBERING[model] = held, bool(sentences)
         except Exception:  # with its own weights the model cannot be called like this, so it cannot be found out
             return False
     return known[1]
@@ -355,19 +396,19 @@ def nothing_remembered(model: nn.Module, call: Call) -> Iterator[tuple[str, ...]
         A sentence for each module that keeps what it derives from weights.
     """
     with attributes_kept(model):
-        found: dict[str, list[str]] = {}
+        derived: dict[str, list[str]] = {}
         for path, module in model.named_modules():
             if type(module).train is not nn.Module.train and (names := _set_by_train(module)):
-                found[path] = names
+                derived[path] = names
                 vars(module)["forward"] = _refreshed(module)
         _clear(model, call)
         for path, names in _derived(model, call):
-            found.setdefault(path, []).extend(names)
+            derived.setdefault(path, []).extend(names)
         yield tuple(
             f"{path or 'the model'}: {', '.join(names)} is computed from weights and kept between calls; the symmetry "
             "is that of the model that computes it anew, so after other weights are loaded it must be dropped "
             "(model.train() and then model.eval(), or a fresh model)"
-            for path, names in found.items()
+            for path, names in derived.items()
         )
 
 
@@ -376,7 +417,7 @@ def _kept(module: nn.Module, *, empty: bool = False) -> Kept:
 
     With `empty`, dicts and lists that hold nothing yet are listed as well.
     """
-    found: Kept = {}
+    tensors: Kept = {}
     for name, value in vars(module).items():
         if not isinstance(value, Tensor | dict | list | tuple) or name in REGISTRIES:
             continue
@@ -385,15 +426,16 @@ def _kept(module: nn.Module, *, empty: bool = False) -> Kept:
         else:
             held = _tensors_in(value)
         if held or (empty and isinstance(value, dict | list) and not value and name not in _OF_EVERY_MODULE):
-            found[name] = held
-    return found
+            tensors[name] = held
+    return tensors
 
 
 def _tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [] if isinstance(value, nn.Parameter) else [value]
     if isinstance(value, dict | list | tuple):
-        return [found for item in (value.values() if isinstance(value, dict) else value) for found in _tensors_in(item)]
+        items = value.values() if isinstance(value, dict) else value
+        return [tensor for item in items for tensor in _tensors_in(item)]
     return []
 
 
@@ -425,16 +467,16 @@ def _set_by_train(module: nn.Module) -> list[str]:
     before = _kept(module)
     with attributes_kept(module), torch.no_grad():
         try:
-            own = _after_train(module)
-            same = {name: list(map(id, held)) for name, held in own.items()} == {
+            derived = _after_train(module)
+            same = {name: list(map(id, held)) for name, held in derived.items()} == {
                 name: list(map(id, held)) for name, held in before.items()
             }
             if same or not all(map(torch.equal, tensors, weights)):
                 return []
-            own = _copied(own)
+            derived = _copied(derived)
             for tensor in tensors:
                 tensor.mul_(1.1).add_(0.01)
-            return _differing(own, _after_train(module))
+            return _differing(derived, _after_train(module))
         except Exception:  # it may want what only its trainer has
             return []
         finally:
@@ -508,33 +550,12 @@ def _derived(model: nn.Module, call: Call) -> Iterator[tuple[str, list[str]]]:
     held = _after_call(model, call, {}, look)
     if all(not _differing(before[path], kept) for path, kept in held.items()):
         return
-    others = {name: tensor * 1.1 + 0.01 for name, tensor in _dense(model.state_dict()).items()}
+    changed = {name: tensor * 1.1 + 0.01 for name, tensor in _dense(model.state_dict()).items()}
     with contextlib.suppress(Exception):
-        moved = _after_call(model, call, others, look)
+        moved = _after_call(model, call, changed, look)
         for path, kept in moved.items():
             if names := _differing(held.get(path, {}), kept):
                 yield path, names
-
-
-# ----------------------------------------------------------------------
-# Inputs of a model, cut into batches along the first axis of every tensor.
-
-
-def check_targets(inputs: Inputs, targets: Tensor) -> None:
-    """Refuse targets that are not one per example.
-
-    Raises:
-        InputError: their number is another.
-    """
-    if not targets.dim() or examples_in(inputs) != len(targets):
-        raise InputError(
-            f"expected one target for each of {examples_in(inputs)} examples, found targets {tuple(targets.shape)}: "
-            "give targets of the same length"
-        )
-
-
-# ----------------------------------------------------------------------
-# What a model computes with the weights of a State; the module is only the function and stays as it was.
 
 
 BATCH = 1000  # examples per forward pass: enough to fill a processor, small against memory
@@ -585,6 +606,7 @@ class Bound:
         self.tensors = as_seen(model, state)
         self.dtype = floating_dtype(self.tensors)
         self.device = next(iter(self.tensors.values()), torch.zeros(())).device
+        self._inventory = Inventory(model)
         self._everything = {**fixed_buffers(model, self.device, self.dtype), **self.tensors}
 
     def __call__(self, call: Call, *, grad: bool = False) -> Tensor:
@@ -592,8 +614,8 @@ class Bound:
         return one_tensor(self.model, self.run(call, grad=grad))
 
     def run(self, call: Call, *, grad: bool = False) -> Any:
-        """The same for a model that may return anything, for those who only watch it."""
-        with undisturbed(self.model, call), torch.set_grad_enabled(grad):
+        """The same for a model that may return anything, where only its activations matter."""
+        with self._inventory.undisturbed(call), torch.set_grad_enabled(grad):
             return run_with(self.model, self._everything, moved(call, self.device, self.dtype))
 
 
@@ -613,27 +635,25 @@ def one_tensor(model: nn.Module, result: Any) -> Tensor:
     return result
 
 
-# ----------------------------------------------------------------------
-# Many networks through one vectorised call where torch can do that, and one by one where it cannot.
-
-
+Result = TypeVar("Result")
+BlockPass = Callable[[Mapping[str, Tensor], Call], Result]
 Pass = Callable[[Mapping[str, Tensor], Call], Tensor]  # (stacked members, arguments) -> (members, batch, ...)
 
 
-class Vectorised:
-    """A way to run members together and one to run them alone; once the first was refused, the second is used.
+class Vectorised(Generic[Result]):
+    """Runs members together; once torch has refused that, each alone.
 
     Attributes:
         together: all members of a block in one call.
         alone: each by itself, right for every model.
     """
 
-    def __init__(self, together: Pass, alone: Pass) -> None:
-        """Begin with hope."""
+    def __init__(self, together: BlockPass[Result], alone: BlockPass[Result]) -> None:
+        """Try `together` first."""
         self.together, self.alone = together, alone
         self._refused = False
 
-    def __call__(self, block: Mapping[str, Tensor], call: Call) -> Tensor:
+    def __call__(self, block: Mapping[str, Tensor], call: Call) -> Result:
         """Outputs of the members (members, batch, ...)."""
         if not self._refused:
             try:
@@ -643,10 +663,22 @@ class Vectorised:
         return self.alone(block, call)
 
 
-def mapped(one: Pass, stacked: Mapping[str, Tensor], call: Call) -> Tensor:
-    """A function of one member, applied to all of them through `torch.func.vmap`."""
+def mapped(one: Callable[[State, Any], Result], stacked: Mapping[str, Tensor], call: Any) -> Result:
+    """Results of a function of one member for all of them, through `torch.func.vmap`."""
     with warnings.catch_warnings():
         # An operation without a batching rule is looped over by torch, which then warns that this is slow.
         warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-        result: Tensor = vmap(one, in_dims=(0, None))(dict(stacked), call)
+        result: Result = vmap(one, in_dims=(0, None))(dict(stacked), call)
     return result
+
+
+def member_by_member(
+    model: nn.Module, one: Callable[[State, Any], Result], stacked: Mapping[str, Tensor], call: Any
+) -> Result:
+    """The same for one member after the other; what one leaves in the model is not for the next."""
+    results = []
+    for index in range(len(next(iter(stacked.values())))):
+        with attributes_kept(model):
+            results.append(one({name: value[index] for name, value in stacked.items()}, call))
+    joined: Result = tree_map(lambda *members: torch.stack(members), *results)
+    return joined

@@ -1,4 +1,4 @@
-"""Norms that keep running statistics, and how these are measured for networks that nobody trained.
+"""Running statistics of norms, measured on data for networks that were never trained.
 
 Running means and variances belong to one weight vector. A network that was drawn from a posterior, averaged from others
 or taken from the path between two has none of its own: those of the networks it comes from describe activations that it
@@ -10,29 +10,32 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.nn.modules.batchnorm import _NormBase
-from torch.overrides import TorchFunctionMode
 
 from onebasin.errors import InputError, StatisticsWarning
 from onebasin.functional.call import (
     Call,
     Inputs,
+    Inventory,
+    Vectorised,
     as_seen,
-    attributes_kept,
     batches,
     check_fits,
     fixed_buffers,
     floating_dtype,
+    mapped,
+    member_by_member,
     moved,
     run_with,
     undisturbed,
 )
+from onebasin.functional.observe import NormCall, Observer
 from onebasin.state import State, is_statistic, shared_names
 
 BATCH = 1000  # most examples that are normalised together
@@ -40,29 +43,6 @@ ROOM = 256 << 20  # bytes for the activations of one pass
 _ALIVE = 3  # activations of the widest norm that a forward pass holds at a time
 _LEAST = 32  # examples in a batch, however wide: fewer have statistics of their own
 _MEMBERS = 16  # networks in one pass: more gain nothing on a processor
-
-
-@dataclass(frozen=True, eq=False)
-class NormCall:
-    """One use of a norm with running statistics.
-
-    Attributes:
-        mean: state-dict name of the running mean.
-        variance: that of the running variance.
-        input: what is normalised, (examples, units, ...).
-        weight: of the units, None without.
-        bias: of the units, None without.
-        eps: what is added to the variance.
-        instance: instance norm, whose statistics are averages over examples; else batch norm.
-    """
-
-    mean: str
-    variance: str
-    input: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
-    eps: float
-    instance: bool
 
 
 @dataclass
@@ -148,61 +128,6 @@ class InstanceMoments(Moments):
         return self.deviations / self.count
 
 
-class Norms(TorchFunctionMode):
-    """Reports norms with running statistics in a forward pass; what `norm` returns is what the model goes on with.
-
-    A call of `F.batch_norm(x, mean, variance)` tells by the identity of `mean` which norm it is, whether a module made
-    the call or a line of somebody's forward. Nothing is attached to the user's module.
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        """Know the tensors that the model computes with; of the names of a shared tensor the first is reported."""
-        super().__init__()
-        self.tensors = tensors  # kept alive, so that no other tensor can have one of these ids
-        self._names: dict[int, str] = {}
-        for name, tensor in tensors.items():
-            self._names.setdefault(id(tensor), name)
-
-    def norm(self, call: NormCall) -> Tensor | None:
-        """A norm is about to be used; None lets it go on as it would."""
-        return None
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Called by torch in place of every one of its functions."""
-        kwargs = kwargs or {}
-        if func is F.batch_norm or func is F.instance_norm:
-            call = self._norm_call(func is F.instance_norm, *args, **kwargs)
-            result = self.norm(call) if call else None
-            return func(*args, **kwargs) if result is None else result
-        return func(*args, **kwargs)
-
-    def name_of(self, value: Any) -> str | None:
-        """The name of a tensor of the network, None for anything else."""
-        return self._names.get(id(value)) if isinstance(value, Tensor) else None
-
-    def _norm_call(
-        self,
-        instance: bool,
-        input: Tensor,
-        running_mean: Tensor | None = None,
-        running_var: Tensor | None = None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-        use_input_stats: bool | None = None,
-    ) -> NormCall | None:
-        """What both functions were told; they name their sixth argument differently."""
-        mean, variance = self.name_of(running_mean), self.name_of(running_var)
-        computes = training if use_input_stats is None else use_input_stats
-        if mean is None or variance is None or computes:  # it has no running statistics, or does not use them
-            return None
-        return NormCall(mean, variance, input, weight, bias, eps, instance)
-
-
 def normalised(call: NormCall, mean: Tensor, variance: Tensor) -> Tensor:
     """(input - mean) / sqrt(variance + eps) * weight + bias, with statistics (units,).
 
@@ -218,7 +143,7 @@ def normalised(call: NormCall, mean: Tensor, variance: Tensor) -> Tensor:
     return result if call.bias is None else result + call.bias.reshape(shape)
 
 
-class Renormalise(Norms):
+class Renormalise(Observer):
     """Measures what goes into norms, and normalises each batch by its own statistics.
 
     Attributes:
@@ -236,10 +161,10 @@ class Renormalise(Norms):
         if call.mean in self.constant:
             return None
         kind = InstanceMoments if call.instance else Moments
-        here = kind()
-        here.add(call.input, 1)
-        self.moments.setdefault((call.mean, call.variance), kind()).merge(here.count, here.mean, here.deviations)
-        return normalised(call, here.mean, here.variance())
+        batch = kind()
+        batch.add(call.input, 1)
+        self.moments.setdefault((call.mean, call.variance), kind()).merge(batch.count, batch.mean, batch.deviations)
+        return normalised(call, batch.mean, batch.variance())
 
     def statistics(self) -> State:
         """Running mean and variance by state-dict name, float64."""
@@ -247,7 +172,7 @@ class Renormalise(Norms):
         return means | {variance: moments.variance() for (_, variance), moments in self.moments.items()}
 
 
-class Given(Norms):
+class Given(Observer):
     """Normalises by given statistics, which may carry a gradient, instead of those of the network."""
 
     def __init__(self, tensors: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> None:
@@ -262,7 +187,7 @@ class Given(Norms):
         return normalised(call, self.statistics[call.mean], self.statistics[call.variance])
 
 
-class _Seen(Norms):
+class _NormsUsed(Observer):
     """Notes the norms that are used, and the bytes of the widest of their inputs."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -291,13 +216,13 @@ def frozen_norms(model: nn.Module) -> frozenset[str]:
     parameters requires a gradient while some other parameter of the model does.
     """
     trained = any(value.requires_grad for value in model.parameters())
-    found = set()
+    means = set()
     for name, module in tracked(model).items():
-        own = list(module.parameters(recurse=False))
-        still = bool(own) and trained and not any(value.requires_grad for value in own)
+        parameters = list(module.parameters(recurse=False))
+        still = bool(parameters) and trained and not any(value.requires_grad for value in parameters)
         if still or (model.training and not module.training):
-            found.add(f"{name}.running_mean" if name else "running_mean")
-    return frozenset(found)
+            means.add(f"{name}.running_mean" if name else "running_mean")
+    return frozenset(means)
 
 
 def norms_used(
@@ -307,10 +232,10 @@ def norms_used(
 
     A model without floating-point buffers is not run. Of the inputs the first `size` examples are looked at.
     """
-    return _seen(model, state, inputs, constant, size)[0]
+    return _norms_seen(model, state, inputs, constant, size)[0]
 
 
-def _seen(
+def _norms_seen(
     model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, constant: Collection[str], size: int
 ) -> tuple[tuple[str, ...], int]:
     """The norms that are used, and bytes of activations of one example."""
@@ -319,11 +244,12 @@ def _seen(
     left = frozen_norms(model) | set(constant)
     rows, call = next(batches(inputs, size))
     tensors = as_seen(model, state)
-    watch = _Seen(tensors)
-    with undisturbed(model, call), watch:
-        run_with(model, *_placed(model, tensors, call))
-    each = _ALIVE * watch.nbytes // (rows.stop - rows.start)
-    return tuple(name for name in watch.names if name not in left), 1 + each
+    dtype, device = floating_dtype(tensors), next(iter(tensors.values())).device
+    observer = _NormsUsed(tensors)
+    with undisturbed(model, call), observer:
+        run_with(model, {**fixed_buffers(model, device, dtype), **tensors}, moved(call, device, dtype))
+    each = _ALIVE * observer.nbytes // (rows.stop - rows.start)
+    return tuple(name for name in observer.names if name not in left), 1 + each
 
 
 def refreshed(
@@ -352,8 +278,8 @@ def refreshed(
 
     >>> norm = nn.BatchNorm1d(1)
     >>> networks = {name: value[None] for name, value in norm.state_dict().items()}
-    >>> found, names = refreshed(norm, networks, torch.tensor([[1.0], [3.0]]))
-    >>> found["running_mean"], found["running_var"], names
+    >>> measured, names = refreshed(norm, networks, torch.tensor([[1.0], [3.0]]))
+    >>> measured["running_mean"], measured["running_var"], names
     (tensor([[2.]]), tensor([[2.]]), ('running_mean',))
 
     Args:
@@ -375,7 +301,7 @@ def refreshed(
     check_fits(model, networks, members=True)
     left = frozen_norms(model) | set(constant)
     first = {name: value[0] for name, value in networks.items()}
-    names, each = _seen(model, first, inputs, left, batch or 2)
+    names, each = _norms_seen(model, first, inputs, left, batch or 2)
     if not names:
         return dict(networks), ()
     size = batch or max(_LEAST, min(BATCH, ROOM // each))
@@ -398,8 +324,8 @@ def refreshed_one(
 ) -> tuple[State, tuple[str, ...]]:
     """As `refreshed`, for one network."""
     stacked = {name: value.detach()[None] for name, value in state.items()}
-    found, names = refreshed(model, stacked, inputs, batch=batch, constant=constant)
-    return {name: value[0] for name, value in found.items()}, names
+    networks, names = refreshed(model, stacked, inputs, batch=batch, constant=constant)
+    return {name: value[0] for name, value in networks.items()}, names
 
 
 def replaced(model: nn.Module, state: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> State:
@@ -420,83 +346,51 @@ def measured(model: nn.Module, tensors: Mapping[str, Tensor], call: Call, consta
         call: arguments on the device and in the dtype of the tensors.
         constant: names of running means that stay as they are.
     """
-    watch = Renormalise(tensors, constant)
-    with watch:
+    observer = Renormalise(tensors, constant)
+    with observer:
         run_with(model, tensors, call)
-    return watch.statistics()
+    return observer.statistics()
 
 
-def _placed(model: nn.Module, tensors: State, call: Call) -> tuple[State, Call]:
-    """All tensors that the model computes with, and the arguments where they are and in their dtype."""
-    dtype, device = floating_dtype(tensors), next(iter(tensors.values())).device
-    return {**fixed_buffers(model, device, dtype), **tensors}, moved(call, device, dtype)
-
-
-class _Pass:
+class _Measurement:
     """One batch through one network, alone or under `vmap`, with every norm measured.
 
     Attributes:
         kinds: name of a running mean -> (name of the variance, kind of moments, how many values), the same for all.
     """
 
-    def __init__(self, model: nn.Module, fixed: State, call: Call, constant: Collection[str]) -> None:
-        self.model, self.fixed, self.call, self.constant = model, fixed, call, constant
+    def __init__(self, model: nn.Module, fixed: State, constant: Collection[str]) -> None:
+        self.model, self.fixed, self.constant = model, fixed, constant
         self.first = shared_names(model)
         self.kinds: dict[str, tuple[str, type[Moments], int]] = {}
 
-    def __call__(self, tensors: State) -> dict[str, tuple[Tensor, Tensor]]:
+    def __call__(self, tensors: State, call: Call) -> dict[str, tuple[Tensor, Tensor]]:
         """Mean and deviations (units,) in float64, by the name of the running mean."""
-        whole = {**self.fixed, **{name: tensors[kept] for name, kept in self.first.items()}}
-        watch = Renormalise(whole, self.constant)
-        with watch:
-            run_with(self.model, whole, self.call)
-        for (mean, variance), moments in watch.moments.items():
+        whole = {**self.fixed, **{name: tensors[first] for name, first in self.first.items()}}
+        observer = Renormalise(whole, self.constant)
+        with observer:
+            run_with(self.model, whole, call)
+        for (mean, variance), moments in observer.moments.items():
             self.kinds[mean] = variance, type(moments), moments.count
-        return {mean: (moments.mean, moments.deviations) for (mean, _), moments in watch.moments.items()}
-
-    def together(self, stacked: State) -> dict[str, tuple[Tensor, Tensor]]:
-        """The same for all members at once, (members, units)."""
-        with warnings.catch_warnings():
-            # An operation without a batching rule is looped over by torch, which then warns that this is slow.
-            warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
-            found: dict[str, tuple[Tensor, Tensor]] = vmap(self)(stacked)
-        return found
-
-    def alone(self, stacked: State) -> dict[str, tuple[Tensor, Tensor]]:
-        """The same for one member after the other: right for every model."""
-        members = len(next(iter(stacked.values())))
-        each = []
-        for index in range(members):
-            with attributes_kept(self.model):  # what one member leaves in the model is not for the next
-                each.append(self({name: value[index] for name, value in stacked.items()}))
-        return {
-            name: (torch.stack([part[name][0] for part in each]), torch.stack([part[name][1] for part in each]))
-            for name in each[0]
-        }
+        return {mean: (moments.mean, moments.deviations) for (mean, _), moments in observer.moments.items()}
 
 
 def _measured(model: nn.Module, block: State, inputs: Inputs, size: int, constant: Collection[str]) -> State:
     """Statistics (members, units) by name, over all batches; members together, or one by one where vmap refuses."""
-    own = {name: block[name] for name, kept in shared_names(model).items() if kept == name}
+    weights = {name: block[name] for name, first in shared_names(model).items() if first == name}
     dtype, device = floating_dtype(block), next(iter(block.values())).device
-    fixed = fixed_buffers(model, device, dtype)
-    found: dict[str, tuple[str, Moments]] = {}
-    refused = False
+    measurement = _Measurement(model, fixed_buffers(model, device, dtype), constant)
+    several = Vectorised(partial(mapped, measurement), partial(member_by_member, model, measurement))
+    inventory = Inventory(model)
+    total: dict[str, tuple[str, Moments]] = {}
     for _, call in batches(inputs, size):
-        run = _Pass(model, fixed, moved(call, device, dtype), constant)
-        with undisturbed(model, call):
-            if not refused:
-                try:
-                    here = run.together(own)
-                except Exception:  # vmap refuses in many ways; if the fault is the model's, the plain call says so
-                    refused = True
-            if refused:
-                here = run.alone(own)
-        for mean, (centre, deviations) in here.items():
-            variance, kind, count = run.kinds[mean]
-            found.setdefault(mean, (variance, kind()))[1].merge(count, centre, deviations)
-    means = {mean: moments.mean for mean, (_, moments) in found.items()}
-    return means | {variance: moments.variance() for variance, moments in found.values()}
+        with inventory.undisturbed(call):
+            of_batch = several(weights, moved(call, device, dtype))
+        for mean, (centre, deviations) in of_batch.items():
+            variance, kind, count = measurement.kinds[mean]
+            total.setdefault(mean, (variance, kind()))[1].merge(count, centre, deviations)
+    means = {mean: moments.mean for mean, (_, moments) in total.items()}
+    return means | {variance: moments.variance() for variance, moments in total.values()}
 
 
 Measured = Inputs | Literal[False] | None  # what `statistics` may be: see `Posterior.draw`

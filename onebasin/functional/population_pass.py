@@ -1,15 +1,20 @@
-"""How many networks and examples go through one forward pass, so that memory stays bounded."""
+"""Many networks through one forward pass: in blocks of bounded memory, with or without a gradient.
+
+Members of a block are the leading axis of `torch.func.vmap`; a model that cannot be vectorised is run member by member,
+with the same numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from onebasin.errors import InputError
@@ -18,6 +23,7 @@ from onebasin.functional.call import (
     Bound,
     Call,
     Inputs,
+    Inventory,
     Pass,
     Vectorised,
     as_seen,
@@ -27,15 +33,15 @@ from onebasin.functional.call import (
     fixed_buffers,
     floating_dtype,
     mapped,
+    member_by_member,
     moved,
     narrowed,
     one_tensor,
-    undisturbed,
 )
+from onebasin.functional.norms import Given, frozen_norms, measured
+from onebasin.functional.observe import OperationObserver
 from onebasin.population import Population
-
-# ----------------------------------------------------------------------
-# What a whole population computes: members side by side through one vectorised forward pass.
+from onebasin.state import shared_names
 
 
 def predictions(
@@ -59,7 +65,7 @@ def predictions(
         inputs: as in `outputs`.
         chunk: members in one vectorised pass. Models that torch cannot vectorise are run member by member.
         batch: largest number of examples in one pass.
-        several: `side_by_side` of the model, for who calls again and again: it remembers whether torch can vectorise.
+        several: `side_by_side` of the model, for repeated calls: it remembers whether torch can vectorise.
     """
     if not len(population):
         raise InputError("expected at least one network to predict with, found an empty population: add members")
@@ -76,7 +82,7 @@ def predictions(
 
 
 def side_by_side(model: nn.Module) -> Pass:
-    """What runs a block of members; nothing is recorded for a gradient."""
+    """A forward pass of a block of members; nothing is recorded for a gradient."""
     return Vectorised(_Together(model), _OneByOne(model))
 
 
@@ -102,6 +108,50 @@ def _over(several: Pass, block: Mapping[str, Tensor], inputs: Inputs, batch: int
     return narrowed(torch.cat([several(block, call) for _, call in batches(inputs, batch)], dim=1), block)
 
 
+class Differentiable:
+    """What members give for a batch, (members, examples, ...), in evaluation mode and with a gradient.
+
+    With `statistics` the running statistics of norms are measured on these inputs first, for each member and with a
+    gradient, as for networks that are drawn.
+
+    The gradient is taken through all members at once with `torch.func.vmap`, or member by member if the model cannot
+    be vectorised. Weights are expected as the model sees them: every state-dict name, float32 or wider.
+    """
+
+    def __init__(
+        self, model: nn.Module, device: torch.device, dtype: torch.dtype, *, constant: Collection[str] = ()
+    ) -> None:
+        """Buffers outside of the state dict are part of the function, and so are `constant` norms."""
+        self.model, self.device, self.dtype = model, device, dtype
+        self._constant, self._first = frozen_norms(model) | set(constant), shared_names(model)
+        self._fixed = fixed_buffers(model, device, dtype)
+        self._inventory = Inventory(model)
+        self._several = Vectorised(partial(mapped, self._one), partial(member_by_member, model, self._one))
+
+    def __call__(self, stacked: Mapping[str, Tensor], call: Call, statistics: Call | None = None) -> Tensor:
+        """Outputs of members (members, *shape) of every tensor for one batch."""
+        given = (call, statistics) if statistics is not None else (call,)
+        placed: Any = tuple(moved(each, self.device, self.dtype) for each in given)
+        inventory = self._inventory
+        with inventory.evaluation_mode(), torch.random.fork_rng(devices=[]), inventory.own_tables(call):
+            return self._several(stacked, placed)
+
+    def _one(self, tensors: Mapping[str, Tensor], placed: Any) -> Tensor:
+        (arguments, options), *measured_on = placed  # one Call, or two
+        everything = {**self._fixed, **tensors}
+        if measured_on:  # a shared tensor must be one object for its norm to be known by it
+            everything |= {name: everything[first] for name, first in self._first.items()}
+            statistics = measured(self.model, everything, measured_on[0], self._constant)
+            observed: contextlib.AbstractContextManager[Any] = Given(everything, statistics)
+        else:
+            observed = contextlib.nullcontext()
+        # evaluation_mode restores buffers afterwards, so an update in place must not reach the caller's tensors
+        with observed:
+            return one_tensor(
+                self.model, functional_call(self.model, everything, arguments, options, tie_weights=False)
+            )
+
+
 class _OneByOne:
     """Each member by itself: right for every model."""
 
@@ -118,7 +168,7 @@ class _Together:
     """All members of a block in one pass through `torch.func.vmap`."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model = model
+        self.model, self.inventory = model, Inventory(model)
 
     def __call__(self, block: Mapping[str, Tensor], call: Call) -> Tensor:
         stacked = as_seen(self.model, block)
@@ -132,12 +182,8 @@ class _Together:
                 self.model, functional_call(self.model, everything, arguments, options, tie_weights=False)
             )
 
-        with undisturbed(self.model, call):
+        with self.inventory.undisturbed(call):
             return mapped(one, stacked, moved(call, device, dtype))
-
-
-# ----------------------------------------------------------------------
-# How many networks and examples go through one forward pass, so that memory stays bounded.
 
 
 MEMBERS = 16  # more networks in one pass gain nothing on a processor
@@ -168,8 +214,8 @@ def portion(
         model: the function.
         state: one of its networks.
         inputs: all examples.
-        chunk: networks in one pass, if somebody has chosen.
-        batch: examples in one pass, if somebody has chosen.
+        chunk: networks in one pass; None chooses.
+        batch: examples in one pass; None chooses.
 
     Raises:
         InputError: a chunk of no networks was asked for, or a network does not give one row for each example.
@@ -179,11 +225,11 @@ def portion(
             raise InputError(f"a {name} has at least 1 {what}, found {number}: leave {name} out to have it chosen")
     if chunk is not None and batch is not None:
         return Portion(chunk, batch)
-    examples, own = examples_in(inputs), footprint(model, state, inputs)
-    batch = max(1, min(BATCH, examples, ROOM // (own.activations * (chunk or 1)))) if batch is None else batch
+    examples, each = examples_in(inputs), footprint(model, state, inputs)
+    batch = max(1, min(BATCH, examples, ROOM // (each.activations * (chunk or 1)))) if batch is None else batch
     weights = sum(tensor.nbytes for tensor in state.values()) + 1
-    most = min(MEMBERS, HELD // (own.outputs * examples), HELD // weights)
-    return Portion(chunk or max(1, min(most, ROOM // max(1, min(batch, examples) * own.activations))), batch)
+    most = min(MEMBERS, HELD // (each.outputs * examples), HELD // weights)
+    return Portion(chunk or max(1, min(most, ROOM // max(1, min(batch, examples) * each.activations))), batch)
 
 
 @dataclass(frozen=True)
@@ -200,13 +246,13 @@ class Footprint:
 
 
 def footprint(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs) -> Footprint:
-    """Measure one network on two examples; see `answers` for what is refused."""
-    watch = _Widest()
-    result = answers(model, state, inputs, watch)
-    return Footprint(ALIVE * watch.nbytes // len(result) + 1, result.nbytes // len(result) + 1)
+    """Bytes that one network needs, measured on two examples; see `answers` for what is refused."""
+    widest = _Widest()
+    result = answers(model, state, inputs, widest)
+    return Footprint(ALIVE * widest.nbytes // len(result) + 1, result.nbytes // len(result) + 1)
 
 
-def answers(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, watch: _Widest | None = None) -> Tensor:
+def answers(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, widest: _Widest | None = None) -> Tensor:
     """What one network gives for the first two examples, or the only one.
 
     Raises:
@@ -214,12 +260,10 @@ def answers(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, watch
     """
     rows, call = next(batches(inputs, 2))
     bound = Bound(model, state)
-    if watch is None:
+    if widest is not None:
+        widest.weights |= {tensor.untyped_storage().data_ptr() for tensor in bound.tensors.values()}
+    with widest or contextlib.nullcontext():
         result = bound(call)
-    else:
-        watch.ignore(bound.tensors.values())
-        with watch:
-            result = bound(call)
     check_rows(result, rows.stop - rows.start)
     return result
 
@@ -251,27 +295,16 @@ def pieces(answer: Tensor, members: int, inputs: Inputs, held: int) -> Iterator[
         yield named or arguments
 
 
-class _Widest(TorchDispatchMode):
-    """Looks for the largest result of any operation that is no view of a weight."""
+class _Widest(OperationObserver):
+    """Measures the largest result of any operation that is no view of `weights`, addresses of memory."""
 
     def __init__(self) -> None:
-        prepare: Callable[[], None] = super().__init__  # not annotated by torch
-        prepare()
+        super().__init__()
         self.nbytes = 0
-        self.known: set[int] = set()
+        self.weights: set[int] = set()
 
-    def ignore(self, tensors: Iterable[Tensor]) -> None:
-        """Take views of these for what they are."""
-        self.known.update(tensor.untyped_storage().data_ptr() for tensor in tensors)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the operation, and measure what it gives."""
-        out = func(*args, **kwargs or {})
-        leaves = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        self.nbytes = max([self.nbytes, *map(self._own, leaves)])
-        return out
-
-    def _own(self, leaf: Tensor) -> int:
-        """Bytes of a result; an expanded one has fewer than entries."""
-        stored = leaf.untyped_storage()
-        return 0 if stored.data_ptr() in self.known else min(leaf.nbytes, stored.nbytes())
+    def operation(self, name: str, arguments: tuple[Any, ...], result: Any) -> None:
+        """Take the bytes of what an operation gives; an expanded tensor has fewer than its entries."""
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and (stored := leaf.untyped_storage()).data_ptr() not in self.weights:
+                self.nbytes = max(self.nbytes, min(leaf.nbytes, stored.nbytes()))

@@ -22,8 +22,8 @@ from onebasin.alignment.activations import (
     transformed,
 )
 from onebasin.errors import InputError, SpecError, SymmetryError
+from onebasin.functional.activations import READ, WRITTEN, Tap, find_cut
 from onebasin.functional.call import call_arguments
-from onebasin.functional.observe import READ, WRITTEN, Tap, find_cut
 from onebasin.symmetry.space import Grid
 from tests.models import BATTERY, missing
 

@@ -465,7 +465,7 @@ def test_pruning_measures_the_statistics_of_what_is_left(problem: Problem) -> No
 
 def test_a_gradient_goes_through_measured_statistics() -> None:
     """The derivative of outputs by weights, with statistics of each draw, against differences of `refreshed`."""
-    from onebasin.functional.gradient import Differentiable
+    from onebasin.functional.population_pass import Differentiable
 
     build, shape = MODELS["instance"]
     model, x, seen = built(build, 1)[0], normal(4, *shape, seed=3), normal(30, *shape, seed=4)

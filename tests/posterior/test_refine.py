@@ -9,8 +9,7 @@ from torch.distributions import Normal, kl_divergence
 
 from onebasin import metrics
 from onebasin.errors import InputError, SpecError
-from onebasin.functional.gradient import Differentiable
-from onebasin.functional.population_pass import predictions
+from onebasin.functional.population_pass import Differentiable, predictions
 from onebasin.population.population import Population
 from onebasin.posterior.fidelity import surroundings
 from onebasin.posterior.fit import fit
