@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,16 +96,21 @@ def measured() -> dict[str, str]:
                 symmetry=symmetry,
                 layers=False,
                 permutations=19,
-                resamples=19,
+                n_resamples=19,
             )
         )
     )
-    out["diversity"] = hashed(str(ob.diversity(model, aligned, x_test)))
+    out["diversity"] = hashed(numbers(str(ob.diversity(model, aligned, x_test))))
     return out
 
 
+def numbers(text: str) -> list[str]:
+    """The numbers of a text, without the words and the layout around them."""
+    return re.findall(r"-?\d[\d.,e+-]*%?", text)
+
+
 def refined(model: nn.Module, posterior: ob.Posterior, population: ob.Population, x: Tensor) -> ob.Posterior:
-    return ob.refine(posterior, model, population, x, steps=20, draws=8)
+    return ob.refine(model, posterior, population, x, steps=20, draws=8)
 
 
 def main() -> int:

@@ -28,8 +28,8 @@ from onebasin import metrics
 from onebasin.population.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian
 from onebasin.posterior.posterior import Posterior
-from onebasin.posterior.predictive import summarise
-from onebasin.posterior.refine import calibrate, refine
+from onebasin.posterior.predict import Predictive, PredictOptions
+from onebasin.posterior.refine import fit_scales, refine
 
 DRAWS = 1000  # as many as there are samples: fewer would add their own noise to TV
 HEADS = ("agree", "TV", "TV out", "acc", "NLL", "ECE", "AUROC", "AUROC MI", "MI", "MI out")
@@ -55,7 +55,8 @@ class Judge:
         """All numbers of one form."""
         model, (inputs, targets) = self.problem.model, self.problem.test
         inside, outside = (
-            summarise(model, population, x, draws=DRAWS, seed=seed) for x in (inputs, self.problem.outside)
+            Predictive.of(model, population, x, PredictOptions(draws=DRAWS, seed=seed))
+            for x in (inputs, self.problem.outside)
         )
         mean, foreign = inside.mean, outside.mean
         information = [inside.mutual_information, outside.mutual_information]
@@ -128,7 +129,7 @@ def pair(population: Population, like: Posterior) -> Posterior:
 def sample_with_sigma(population: Population, like: Posterior) -> Posterior:
     """The first sample with the standard deviations of the fit: a start that is not the aligned mean."""
     centre = like.layout.flat(population.member(0)).float()
-    return Posterior.equal([Gaussian(centre, like.components[0].shape)], like.layout, [{}])
+    return Posterior.equal([Gaussian(centre, like.components[0].covariance)], like.layout, [{}])
 
 
 def always(population: Population) -> Callable[[int], Population]:
@@ -166,15 +167,15 @@ def moved_forms(populations: Populations, problem: Problem) -> Iterator[Form]:
     model, inputs = problem.model, problem.train[0]
 
     def refined(start: Posterior, **options: Any) -> Callable[[int], Population]:
-        return lambda seed: refine(start, model, populations.raw, inputs, seed=seed, **options)
+        return lambda seed: refine(model, start, populations.raw, inputs, seed=seed, **options)
 
     yield (
         "calibrated (width, gain per tensor)",
-        lambda seed: calibrate(fitted, model, populations.raw, inputs, seed=seed),
+        lambda seed: fit_scales(model, fitted, populations.raw, inputs, seed=seed),
         False,
     )
     yield "REFINED", refined(fitted), True
-    yield "refined, leash 0.001", refined(fitted, leash=1e-3), False
+    yield "refined, kl_weight 0.001", refined(fitted, kl_weight=1e-3), False
     yield "refined, inputs alone", refined(fitted, noise=0, mixed=0, diversity=0), False
     yield "refined, diversity 1", refined(fitted, diversity=1), False
     yield "refined, diversity 0", refined(fitted, diversity=0), False
@@ -210,7 +211,7 @@ def table(problem: Problem, targets: Targets, seeds: int, only: str) -> None:
             if only in name:
                 made = [make(seed) for seed in range(seeds if random else 1)]
                 found[name] = [judge.row(population, seed) for seed, population in enumerate(made)]
-                storage = made[0].networks if isinstance(made[0], Posterior) else len(made[0])
+                storage = made[0].storage if isinstance(made[0], Posterior) else len(made[0])
                 print(line(name, f"{storage:.3g}", found[name]), flush=True)
     if not only:
         goals(targets, problem.name, {name: _mean(rows) for name, rows in found.items()})

@@ -27,7 +27,7 @@ import onebasin as ob
 from benchmarks.targets import Targets, head, spread
 from onebasin.data.dataset import split
 from onebasin.data.embedded import digits
-from onebasin.evaluation.discrepancy import FORMS, discrepancy
+from onebasin.evaluation.discrepancy import NORMAL_FORMS, discrepancy
 from onebasin.evaluation.distances import BLOCK_BYTES, pair_distances
 from onebasin.functional.call import global_seed
 from onebasin.population.population import Population
@@ -93,7 +93,7 @@ def judged(a: Population, b: Population, **options: int) -> float:
 
 WORK: dict[str, Callable[[Population, Population], float]] = {
     "bare products": bare,
-    "squared MMD": lambda a, b: judged(a, b, permutations=0, resamples=0),
+    "squared MMD": lambda a, b: judged(a, b, permutations=0, n_resamples=0),
     "with p and interval": judged,
     "each tensor too": lambda a, b: discrepancy(a, b).raw.total.squared,
 }
@@ -179,10 +179,10 @@ def null(targets: Targets, options: argparse.Namespace) -> None:
             population = Population.from_models([mlp(1 + members * number + k) for k in range(members)])
             report = discrepancy(
                 population[: members // 2], population[members // 2 :], symmetry=symmetry, model=mlp(0), inputs=inputs,
-                preset=preset, permutations=permutations, resamples=0, layers=False, seed=number,
+                preset=preset, permutations=permutations, n_resamples=0, layers=False, seed=number,
             )  # fmt: skip
-            assert report.ns is not None and report.function is not None
-            for name, gap in zip(found, (report.raw.total, report.ns, report.function), strict=True):
+            assert report.mmd_canonical is not None and report.function is not None
+            for name, gap in zip(found, (report.raw.total, report.mmd_canonical, report.function), strict=True):
                 found[name].append(gap.p_value)
         for name, values in found.items():
             p = torch.tensor(values, dtype=torch.float64)
@@ -235,7 +235,7 @@ def designs(runs: int, noise: float, size: int, reference: int, seeds: int) -> I
         x = torch.randn(runs, size, generator=generator)[chain] + noise * torch.randn(100, size, generator=generator)
         y = torch.randn(reference, size, generator=generator)
         a, b = Population.from_stacked({"w": x}, chain=chain), Population.from_stacked({"w": y})
-        gap = discrepancy(a, b, preset="paper", permutations=0, resamples=0, layers=False).raw.total
+        gap = discrepancy(a, b, preset="paper", permutations=0, n_resamples=0, layers=False).raw.total
         yield gap.squared, gap.explained, gap.remainder
 
 
@@ -264,15 +264,15 @@ def forms(targets: Targets, options: argparse.Namespace) -> None:
             population,
             reference,
             symmetry=symmetry,
-            forms=FORMS,
+            normal_forms=NORMAL_FORMS,
             model=model,
             inputs=test[0],
             layers=False,
-            resamples=500,
+            n_resamples=500,
         )
         print(f"\n{name}\n{found}")
         if name == "ensemble":
-            worst = min(gap.p_value for gap in [found.raw.total, *(one.total for one in found.forms.values())])
+            worst = min(gap.p_value for gap in [found.raw.total, *(one.total for one in found.normal_forms.values())])
             targets.judge(
                 "ensemble against ensemble: no form rejects at 0.001", f"smallest p {worst:.3f}", worst > LEVEL
             )

@@ -75,9 +75,9 @@ def errors(found: Posterior, members: int, size: int) -> tuple[float, float]:
     """Root mean square error of standard deviations in Monte-Carlo errors; share of the factor that was planted."""
     planted = directions(size, PLANTED)
     true = (1 + planted.square().sum(0)).sqrt()
-    std = found.components[0].shape.std()
+    std = found.components[0].covariance.std()
     z = float(((std / true - 1) * math.sqrt(2 * (members - 1))).square().mean().sqrt())
-    shape = found.components[0].shape
+    shape = found.components[0].covariance
     if not isinstance(shape, LowRank):
         return z, math.nan
     basis = torch.linalg.qr(planted.T).Q

@@ -128,7 +128,7 @@ def share_right(predictive: Tensor, labels: Tensor) -> float:
 
 def own_table(study: Study, form: Posterior) -> None:
     """Every criterion on one form: section 7.3 of paper-compact.md with our numbers."""
-    print(pruning_curve(study.model, None, form, study.test, repeats=3))
+    print(pruning_curve(study.model, form, study.test, repeats=3))
     print(f"  published, by sigma: {', '.join(f'{value:.1f}' for value in PUBLISHED['own sigma'])}")
 
 
@@ -205,7 +205,7 @@ def reduced_hmc() -> None:
     rates = [judge.right(member) for member in members]
     print(f"  {len(samples)} samples; members {spread(rates)} % right, their mean {judge.right(own.mean):.2f} %\n")
     print("the mean of HMC samples, by all criteria")
-    print(pruning_curve(model, None, hmc, problem.test, repeats=3))
+    print(pruning_curve(model, hmc, problem.test, repeats=3))
     print("\nthe mean of the ensemble, and a member, by standard deviations of HMC")
     borrowed_table(judge, "HMC", hmc, own.mean, members.member(0))
 

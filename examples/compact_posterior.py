@@ -19,7 +19,7 @@ def main() -> None:
     chains = ob.sample(model, train, method, chains=2, prior=0.3)
     symmetry = ob.discover(model, test[0][:2])
     fitted = ob.fit(ob.align(chains, symmetry).population, model=model)
-    refined = ob.refine(fitted, model, chains, train[0], steps=500, draws=32)
+    refined = ob.refine(model, fitted, chains, train[0], steps=500, draws=32)
 
     everything = ob.predict(model, chains, test[0], average=True)
     forms = {"2 of the networks": chains[::40], "10 of the networks": chains[::8], "fit": fitted, "refined": refined}
@@ -28,11 +28,11 @@ def main() -> None:
         predicted = ob.predict(model, form, test[0], average=True, draws=300)
         far = float(ob.metrics.total_variation(predicted, everything))
         same = float(ob.metrics.agreement(predicted, everything))
-        stored = form.networks if isinstance(form, ob.Posterior) else len(form)
+        stored = form.storage if isinstance(form, ob.Posterior) else len(form)
         print(f"  {name:20s} stored {stored:3.0f}  total variation {far:.3f}  agreement {same:.3f}")
 
     noise = torch.rand(500, 64, generator=torch.Generator().manual_seed(0))
-    print(ob.evaluate(model, refined, test, outside=noise, reference=chains, resamples=200))
+    print(ob.evaluate(model, refined, test, ood=noise, reference=chains, n_resamples=200))
 
 
 if __name__ == "__main__":

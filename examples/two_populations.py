@@ -32,8 +32,9 @@ def main() -> None:
     for name, population in populations.items():
         found = ob.discrepancy(population, reference, symmetry=symmetry, model=model, inputs=test[0], **quick)
         pairs = ob.diversity(model, population, test[0]).inside.pairs.mean
-        runs = "unknown" if math.isnan(found.ns.explained) else f"{found.ns.explained:.3f}"
-        numbers = f"{found.raw.total.squared:10.3f}{found.ns.squared:8.3f}{runs:>11s}{found.ns.p_value:7.3f}"
+        canonical = found.mmd_canonical
+        runs = "unknown" if math.isnan(canonical.explained) else f"{canonical.explained:.3f}"
+        numbers = f"{found.raw.total.squared:10.3f}{canonical.squared:8.3f}{runs:>11s}{canonical.p_value:7.3f}"
         print(f"{name:20s}{numbers}{found.function.squared:11.3f}{pairs:11.4f}")
 
 

@@ -1,8 +1,6 @@
 """``onebasin compact``: many networks -> one posterior in the space of a few, and a record of what it keeps."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +23,9 @@ from onebasin.posterior import (
     Fidelity,
     Networks,
     Posterior,
-    calibrate,
     fidelity,
     fit,
+    fit_scales,
     predict,
     prior_shares,
     refine,
@@ -38,7 +36,7 @@ from onebasin.reporting import table
 from onebasin.storage import make_folder, publish, real_path
 
 FORMAT = "onebasin compact 1"
-_MOVES = {"refine": refine, "calibrate": calibrate}
+_MOVES = {"refine": refine, "fit_scales": fit_scales}
 
 
 @click.command()
@@ -51,14 +49,16 @@ _MOVES = {"refine": refine, "calibrate": calibrate}
     help="File of the posterior, .safetensors; the record goes beside it, with .json for its ending.",
 )
 @architecture_options
-@click.option("--family", type=click.Choice(FAMILIES), default="diagonal", show_default=True, help="Of the density.")
+@click.option(
+    "--family", type=click.Choice(FAMILIES), default="diagonal", show_default=True, help="Family of densities."
+)
 @click.option("--rank", type=click.IntRange(min=1), metavar="N", help="Directions of a low-rank family.")
 @click.option("--components", metavar="N", help="Of a mixture: a number, or chains for one component per chain.")
 @click.option("--raw", is_flag=True, help="Take the networks as they are, without moving them into one basin first.")
 @click.option(
     "--data",
     metavar="DATA",
-    help="Unlabelled inputs, such as those of training: for --refine and --calibrate, for running statistics, and to "
+    help="Unlabelled inputs, such as those of training: for --refine and --fit-scales, for running statistics, and to "
     f"measure the agreement on if there are no others: {examples.INPUT_GRAMMAR}.",
 )
 @click.option(
@@ -77,9 +77,11 @@ _MOVES = {"refine": refine, "calibrate": calibrate}
     is_flag=True,
     help="Move means and deviations until draws predict what the networks predict on --data.",
 )
-@click.option("--calibrate", is_flag=True, help="The same with only one width and one gain for each tensor.")
+@click.option("--fit-scales", is_flag=True, help="The same with only one width and one gain for each tensor.")
 @click.option("--values", is_flag=True, help="The model gives values, not logits of classes.")
-@click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Of --refine (3000) or --calibrate (300).")
+@click.option(
+    "--steps", type=click.IntRange(min=1), metavar="N", help="Steps of --refine (3000) or --fit-scales (300)."
+)
 @click.option(
     "--draws", type=click.IntRange(min=2), default=100, metavar="N", show_default=True, help="Networks to compare."
 )
@@ -121,11 +123,11 @@ def compact(
     _check(networks, output, force, options)
     known = know(architecture)
     population = open_networks(networks, known)
-    with progress_bar(f"compacting {len(population):,} networks") as show, _for_all_steps(options["places"]) as places:
-        options["places"] = places
+    with progress_bar(f"compacting {len(population):,} networks") as show, executor_for(options["places"]) as executor:
+        options["places"] = {"executor": executor}
         aligned = population
         if not options["raw"]:
-            aligned = align(population, known.symmetry, progress=show, **places).population
+            aligned = align(population, known.symmetry, progress=show, executor=executor).population
         fitted = _fitted(aligned, known, options)
         found = _moved(fitted, known, population, options, seed=architecture.seed, show=show)
         close = _fidelity(found, known, population, options, architecture.seed)
@@ -134,7 +136,7 @@ def compact(
             "population": str(networks),
             "posterior": str(output),
             "networks": len(population),
-            "storage": found.networks,
+            "storage": found.storage,
             "aligned": not options["raw"],
             "provenance": dict(found.provenance),
             "deviations": _deviations(found),
@@ -154,21 +156,15 @@ def compact(
     )
 
 
-@contextmanager
-def _for_all_steps(places: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Start workers once. Where memory is counted each step starts its own: not all of them can afford as many."""
-    if not places or "memory" in places:
-        yield places
-        return
-    with executor_for(places) as executor:
-        yield {"executor": executor}
-
-
 def _move(options: dict[str, Any]) -> str | None:
     chosen = [name for name in _MOVES if options[name]]
     if len(chosen) > 1:
-        raise InputError("--refine and --calibrate were both given: give one of them")
+        raise InputError("--refine and --fit-scales were both given: leave --fit-scales out")
     return chosen[0] if chosen else None
+
+
+def _flag(move: str) -> str:
+    return move.replace("_", "-")
 
 
 def _check(networks: Path, output: Path, force: bool, options: dict[str, Any]) -> None:
@@ -184,16 +180,16 @@ def _check(networks: Path, output: Path, force: bool, options: dict[str, Any]) -
     make_folder(output.parent)
     move = options["move"]
     if move is not None and options["data"] is None:
-        raise InputError(f"--{move} goes with --data: give both, or neither")
+        raise InputError(f"--{_flag(move)} goes with --data: give both, or neither")
     if options["steps"] is not None and move is None:
-        raise InputError("--steps are those of --refine or --calibrate: give one of them too")
+        raise InputError("--steps are those of --refine or --fit-scales: give --refine too")
 
 
 def _fitted(aligned: Population, known: Known, options: dict[str, Any]) -> Posterior:
     components = options["components"]
     if components is not None and components != "chains":
         if not components.isdecimal():
-            raise InputError(f"expected --components to be a number or chains, found {components!r}: give one of them")
+            raise InputError(f"expected --components to be a number or chains, found {components!r}: give chains")
         components = int(components)
     return fit(
         aligned, options["family"], rank=options["rank"], components=components, model=known.model, **options["places"]
@@ -205,13 +201,13 @@ def _moved(
 ) -> Posterior:
     if options["move"] is None:
         return fitted
-    model = known.runs(f"--{options['move']}")
+    model = known.runs(f"--{_flag(options['move'])}")
     given: dict[str, Any] = {"seed": seed, "progress": show, "output": _output(options), **options["places"]}
     if options["steps"] is not None:
         given["steps"] = options["steps"]
     if options["statistics"] is not None:
         given["statistics"] = _statistics(options)
-    return _MOVES[options["move"]](fitted, model, population, _inputs(options["data"], options), **given)
+    return _MOVES[options["move"]](model, fitted, population, _inputs(options["data"], options), **given)
 
 
 def _inputs(source: str, options: dict[str, Any]) -> Inputs:
@@ -237,7 +233,7 @@ def _compared(
     model, inputs = known.runs("--test" if options["test"] else "--data"), _inputs(source, options)
     if options["test"] is None:
         inputs = some_of(inputs, EXAMPLES, seed)
-    count = max(1, round(found.networks))
+    count = max(1, round(found.storage))
     populations: dict[str, Networks] = {
         "posterior": found,
         f"{count} of the networks": population[:: max(1, len(population) // count)][:count],
@@ -318,7 +314,7 @@ def _page(told: dict[str, Any], found: Posterior) -> str:
         head = ("the posterior against all networks on", *(name.replace("_", " ") for name in columns))
         head = tuple("one network" if name == "single" else name for name in head)
         parts.append(table([head, *((name, *(f"{row[c]:.4f}" for c in columns)) for name, row in rows.items())]))
-    for form in ("refined", "calibrated"):
+    for form in ("refined", "scaled"):
         if form in found.provenance:
             narrowing = found.provenance[form]["narrowing"]
             aim = "moved towards the predictions of the networks, so its deviations are no longer theirs"

@@ -37,7 +37,7 @@ from onebasin.state import State, flatten
 from onebasin.symmetry import Element, Space, Symmetry
 
 _OF_PAIRS = {name: f"--{name}" for name in ("scale", "restarts", "test", "loss", "points")}
-_OF_POPULATIONS = {"forms": "--form", "preset": "--preset", "values": "--values"}
+_OF_POPULATIONS = {"normal_forms": "--form", "preset": "--preset", "values": "--values"}
 _OF_PLACES = {name: f"--{name}" for name in PLACES}
 _OF_DATA = {name: f"--{name}" for name in ("test", "limit", "loss", "points", "values")}
 _MEANING = {
@@ -81,7 +81,7 @@ _MEANING = {
 )
 @click.option(
     "--form",
-    "forms",
+    "normal_forms",
     multiple=True,
     default=(FORM,),
     metavar="FORM",
@@ -187,7 +187,11 @@ def _compare_populations(
     if source is not None:
         data = examples.read(source, limit=measured["limit"], targets=False, sources=measured["sources"])
     with progress(f"comparing {names[0]} with {names[1]} ..."):
-        options: dict[str, Any] = {"forms": list(measured["forms"]), "preset": measured["preset"], "seed": seed}
+        options: dict[str, Any] = {
+            "normal_forms": list(measured["normal_forms"]),
+            "preset": measured["preset"],
+            "seed": seed,
+        }
         options |= measured["places"]
         if measured["values"]:
             options["output"] = "values"

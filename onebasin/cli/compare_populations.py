@@ -10,7 +10,6 @@ from onebasin.errors import StorageError
 from onebasin.evaluation import Discrepancy, discrepancy
 from onebasin.functional import answers, examples_in
 from onebasin.metrics import agreement, total_variation
-from onebasin.parallel import execution_options_of
 from onebasin.population import Population, is_there
 from onebasin.posterior import predict
 from onebasin.reporting import table
@@ -42,7 +41,7 @@ class PopulationComparison:
         rows = [("mean squared distance", "within A", "within B", "A to B")]
         rows += [
             (form, short(found.within_first), short(found.within_second), short(found.across))
-            for form, found in {"raw": self.report.raw, **self.report.forms}.items()
+            for form, found in {"raw": self.report.raw, **self.report.normal_forms}.items()
         ]
         parts = [table(rows), str(self.report)]
         if self.agreement is not None and self.total_variation is not None:
@@ -78,7 +77,7 @@ def compare_populations(
         a: one population.
         b: the other.
         data: inputs on which to compare what they compute; targets are not looked at.
-        **options: of `discrepancy`: `forms`, `preset`, `output`, `permutations`, `seed`, `workers`, ...
+        **options: of `discrepancy`: `normal_forms`, `preset`, `output`, `permutations`, `seed`, `workers`, ...
     """
     if data is None:
         return PopulationComparison(discrepancy(a, b, symmetry=known.symmetry, **options))
@@ -88,9 +87,8 @@ def compare_populations(
     answer = answers(model, a.member(0), inputs)
     if options.get("output") == "values" or answer.dim() != 2 or answer.shape[1] < 2:
         return found
-    first, second = (
-        predict(model, population, inputs, average=True, **execution_options_of(options)) for population in (a, b)
-    )
+    execution = {name: options[name] for name in ("workers", "executor") if name in options}
+    first, second = (predict(model, population, inputs, average=True, **execution) for population in (a, b))
     return PopulationComparison(
         report, found.examples, float(agreement(first, second)), float(total_variation(first, second))
     )

@@ -16,7 +16,7 @@ from onebasin.evaluation import evaluate as assess
 from onebasin.storage import make_folder, publish
 
 FORMAT = "onebasin evaluation 1"
-_GIVEN = ("likelihood", "noise", "draws", "resamples", "level", "bins")
+_GIVEN = ("likelihood", "noise", "draws", "n_resamples", "confidence_level", "bins")
 
 
 @click.command()
@@ -24,9 +24,9 @@ _GIVEN = ("likelihood", "noise", "draws", "resamples", "level", "bins")
 @click.argument("population", metavar="POPULATION", type=click.Path(path_type=Path))
 @click.argument("data", metavar="DATA")
 @click.option(
-    "--outside",
+    "--ood",
     metavar="DATA",
-    help=f"Foreign inputs, to be told from those of DATA: {examples.INPUT_GRAMMAR}.",
+    help=f"Out-of-distribution inputs, to be told from those of DATA: {examples.INPUT_GRAMMAR}.",
 )
 @click.option(
     "--reference",
@@ -43,19 +43,23 @@ _GIVEN = ("likelihood", "noise", "draws", "resamples", "level", "bins")
     f"from a posterior: {examples.INPUT_GRAMMAR}.",
 )
 @click.option(
-    "--resamples", type=click.IntRange(min=2), metavar="N", help="Bootstrap draws of the examples. Default: 1000."
+    "--resamples",
+    "n_resamples",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Bootstrap draws of the examples. Default: 1000.",
 )
 @click.option(
-    "--level",
+    "--confidence-level",
     type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
     metavar="X",
-    help="Of the bootstrap intervals. Default: 0.95.",
+    help="Confidence level of the bootstrap intervals. Default: 0.95.",
 )
-@click.option("--bins", type=click.IntRange(min=1), metavar="N", help="Of calibration errors. Default: 15.")
+@click.option("--bins", type=click.IntRange(min=1), metavar="N", help="Bins of calibration errors. Default: 15.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of each file.")
 @examples.data_options
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Of everything random."
+    "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Seed of draws and intervals."
 )
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File for the record, as JSON text."
@@ -88,12 +92,12 @@ def evaluate(
 
     \b
       onebasin evaluate onebasin.examples:digits_mlp draws/ digits:test
-      onebasin evaluate model.py:net draws/ test.npz --outside foreign.npz -o record.json
+      onebasin evaluate model.py:net draws/ test.npz --ood ood.npz -o record.json
       onebasin evaluate model.py:net posterior.safetensors test.npz --reference draws/ --json
       onebasin evaluate model.py:net posterior.safetensors test.npz --statistics train.npz
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     _check_output(output, force)
-    outside, reference, limit, seed = (options[name] for name in ("outside", "reference", "limit", "seed"))
+    ood, reference, limit, seed = (options[name] for name in ("ood", "reference", "limit", "seed"))
     given = {name: options[name] for name in _GIVEN if options[name] is not None}
     if "noise" in given:
         given["noise"] = _noise(given["noise"])
@@ -105,28 +109,28 @@ def evaluate(
         given["statistics"] = examples.read(
             options["statistics"], limit=limit, targets=False, sources=options["sources"]
         ).inputs
-    foreign = None
-    if outside is not None:
-        foreign = examples.read(outside, limit=limit, targets=False, sources=options["sources"]).inputs
+    far = None
+    if ood is not None:
+        far = examples.read(ood, limit=limit, targets=False, sources=options["sources"]).inputs
     with progress_bar(f"evaluating {population}") as show:
-        found = assess(
+        evaluation = assess(
             network,
             networks,
             pair,
-            outside=foreign,
+            ood=far,
             reference=other,
             seed=seed,
-            progress=lambda done, members: show(done, members, "networks"),
+            progress=show,
             **places,
             **given,
         )
-    facts = {"model": model, "population": population, "data": data, "outside": outside, "reference": reference}
+    facts = {"model": model, "population": population, "data": data, "outside": ood, "reference": reference}
     facts["statistics"] = options["statistics"]
-    told = {name: None if value is None else str(value) for name, value in facts.items()}
-    record = json.dumps({"format": FORMAT, "given": told, **found.record()}, indent=1, allow_nan=False)
+    given_text = {name: None if value is None else str(value) for name, value in facts.items()}
+    record = json.dumps({"format": FORMAT, "given": given_text, **evaluation.record()}, indent=1, allow_nan=False)
     if output is not None:
         publish(output, lambda file: file.write(f"{record}\n".encode()), replace=True)
-    click.echo(record if as_json else f"{found}" + ("" if output is None else f"\n\n{output}"))
+    click.echo(record if as_json else f"{evaluation}" + ("" if output is None else f"\n\n{output}"))
 
 
 def _check_output(output: Path | None, force: bool) -> None:
@@ -146,4 +150,4 @@ def _noise(text: str) -> float | str:
     try:
         return "learned" if text == "learned" else float(text)
     except ValueError as error:
-        raise InputError(f"expected --noise to be a number or learned, found {text!r}: give one of them") from error
+        raise InputError(f"expected --noise to be a number or learned, found {text!r}: give 0.1") from error

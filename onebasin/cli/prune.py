@@ -197,7 +197,7 @@ def _curve(known: Known, posterior: Posterior | State, pair: tuple[Any, Tensor],
     criteria = CRITERIA if isinstance(posterior, Posterior) else _WITHOUT_STD
     chosen["loss"] = chosen["loss"] or loss_of_targets(pair[1])
     with progress("pruning by all criteria ..."):
-        return pruning_curve(_model(known), None, posterior, pair, by=criteria, **chosen)
+        return pruning_curve(_model(known), posterior, pair, by=criteria, **chosen)
 
 
 def _record(masks: Masks, curve: PruningCurve | None, facts: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
-"""What networks are worth: evaluate, diversity, discrepancy."""
+"""The worth of networks: evaluate, diversity, discrepancy."""
 
-from onebasin.evaluation.discrepancy import FORMS, PRESETS, Compared, Discrepancy, MMDResult, discrepancy
+from onebasin.evaluation.discrepancy import NORMAL_FORMS, PRESETS, Compared, Discrepancy, MMDResult, discrepancy
 from onebasin.evaluation.distances import Distances, pair_distances, tensor_distances
 from onebasin.evaluation.diversity import (
     Collapse,
@@ -17,7 +17,7 @@ from onebasin.evaluation.evaluate import Estimate, Evaluation, evaluate
 from onebasin.evaluation.runs import same_run_share
 
 __all__ = [
-    "FORMS",
+    "NORMAL_FORMS",
     "PRESETS",
     "Collapse",
     "Compared",

@@ -39,7 +39,7 @@ class Tile(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class TileDistances:
     """Distances of the pairs of a tile.
 
     Attributes:
@@ -71,18 +71,13 @@ def tiles(first: int, second: int) -> list[Tile]:
     return [Tile(left, right) for number, left in enumerate(ranges) for right in ranges[number:]]
 
 
-def measured(
+def measure_tiles(
     a: Population, b: Population, name: str, metrics: Sequence[str], executor: Executor, *, block: int
-) -> Iterator[Found]:
+) -> Iterator[TileDistances]:
     """Measure one tensor, tile by tile.
 
-    Args:
-        a: one population.
-        b: the other.
-        name: of the tensor.
-        metrics: "l2", "l1" or both.
-        executor: who does it if it is worth it.
-        block: bytes of columns that are read together.
+    Metrics are "l2", "l1" or both; the executor is used where a tile is worth it, and `block` bytes of columns are read
+    together.
     """
     work = Work(name, tuple(metrics), len(a), a.spec[name].size, _dtype(a, b, name), block)
     pairs = tiles(len(a), len(b))
@@ -109,7 +104,7 @@ class Work:
     dtype: torch.dtype
     block: int
 
-    def __call__(self, shared: Tensor | None, shard: tuple[Tile, Ends | None]) -> Found:
+    def __call__(self, shared: Tensor | None, shard: tuple[Tile, Ends | None]) -> TileDistances:
         """Measure one tile, of rows that are shared or of members that come with it."""
         tile, ends = shard
         alone = tile.left == tile.right
@@ -117,7 +112,7 @@ class Work:
             assert shared is not None  # one of both is given
             sums = _Sums(tile, self, shared.device)
             sums.add(shared[tile.left], None if alone else shared[tile.right])
-            return sums.found()
+            return sums.distances()
         sums = _Sums(tile, self, device_of(ends[0]))
         members = _count(tile.left) + (0 if alone else _count(tile.right))
         step = max(1, self.block // (self.dtype.itemsize * members))
@@ -126,7 +121,7 @@ class Work:
             left, right = (None if end is None else self._read(end, columns, sums.device) for end in ends)
             assert left is not None  # only the right one may be the left one
             sums.add(left, right)
-        return sums.found()
+        return sums.distances()
 
     def _read(self, members: Population, columns: tuple[int, int], device: torch.device) -> Tensor:
         rows = torch.empty(len(members), columns[1] - columns[0], dtype=self.dtype, device=device)
@@ -166,14 +161,14 @@ class _Sums:
         elif self.l2 is not None:
             self.l2.add(given[0], unit)
 
-    def found(self) -> Found:
+    def distances(self) -> TileDistances:
         """The distances, all finite."""
         l2 = None if self.l2 is None else self.l2.found()
         l1 = mirrored(self.l1) if self.l1 is not None and self.alone else self.l1
         largest = [float(matrix.max()) for matrix in (l2, l1) if matrix is not None]
         if not all(map(math.isfinite, largest)):
             raise self._not_finite([norms[:, None] for norms in self.norms])
-        return Found(self.tile, l2, l1, largest[0], max(float(norms.max()) for norms in self.norms))
+        return TileDistances(self.tile, l2, l1, largest[0], max(float(norms.max()) for norms in self.norms))
 
     def _not_finite(self, given: list[Tensor]) -> SpecError:
         """Name the first network that holds NaN, infinity, or numbers near the largest that there are."""
@@ -208,13 +203,13 @@ def _rows(a: Population, b: Population, work: Work) -> Tensor:
 
 
 def _ends(populations: tuple[Population, Population], tile: Tile) -> Ends:
-    """The members of both ranges, ready to travel."""
-    found = []
+    """The members of both ranges."""
+    ends = []
     for members in tile:
         before = 0 if members.start < len(populations[0]) else len(populations[0])
         population = populations[1] if before else populations[0]
-        found.append(members_between(population, members.start - before, members.stop - before))
-    return found[0], None if tile.left == tile.right else found[1]
+        ends.append(members_between(population, members.start - before, members.stop - before))
+    return ends[0], None if tile.left == tile.right else ends[1]
 
 
 # ----------------------------------------------------------------------
@@ -244,9 +239,7 @@ class Distances:
     def pooled(self, metric: str, *, spend: bool = False) -> Pooled:
         """Distances as `mmd` takes them: not squared.
 
-        Args:
-            metric: which.
-            spend: make them of these in place, which are not to be used any more.
+        `spend` makes them in place, of these distances, which are not to be used any more.
         """
         matrix = self._matrix(metric)
         if metric == "l2":
@@ -276,28 +269,24 @@ class Distances:
 
     def none(self) -> Distances:
         """Distances of the same networks if all of them were one."""
-        l2, l1 = (None if own is None else torch.zeros_like(own) for own in (self.l2, self.l1))
+        l2, l1 = (None if matrix is None else torch.zeros_like(matrix) for matrix in (self.l2, self.l1))
         return Distances(self.split, l2, l1, 0.0)
 
     def added_to(self, total: Distances | None) -> Distances:
-        """Add these to the distances of other tensors, in place: matrices of pairs are large. A copy if there are none.
-
-        Args:
-            total: of the others, which is changed and returned.
-        """
+        """Add these to the distances of other tensors, in place, as matrices of pairs are large; else a copy."""
         if total is None:
-            l2, l1 = (None if own is None else own.clone() for own in (self.l2, self.l1))
+            l2, l1 = (None if matrix is None else matrix.clone() for matrix in (self.l2, self.l1))
             return Distances(self.split, l2, l1)
-        for whole, own in ((total.l2, self.l2), (total.l1, self.l1)):
-            if whole is not None and own is not None:
-                whole += own
+        for whole, matrix in ((total.l2, self.l2), (total.l1, self.l1)):
+            if whole is not None and matrix is not None:
+                whole += matrix
         return total
 
     def _matrix(self, metric: str) -> Tensor:
-        found = self.l1 if metric == "l1" else self.l2
-        if found is None:
+        matrix = self.l1 if metric == "l1" else self.l2
+        if matrix is None:
             raise InputError(f"{metric} distances were not measured: name them in metrics=")
-        return found
+        return matrix
 
 
 def pair_distances(
@@ -314,7 +303,7 @@ def pair_distances(
         a: networks of one architecture, in memory or on disk.
         b: others of the same names and shapes; dtypes may differ.
         metrics: "l2", "l1" or both. Products of matrices serve l2 only, so l1 takes many times as long.
-        executor: who measures large tensors; this process by default.
+        executor: measures large tensors; this process by default.
     """
     total: Distances | None = None
     for _, part in tensor_distances(a, b, metrics, executor):
@@ -330,15 +319,7 @@ def tensor_distances(
     executor: Executor | None = None,
     names: Sequence[str] | None = None,
 ) -> Iterator[tuple[str, Distances]]:
-    """Yield (name, distances) of one tensor after the other.
-
-    Args:
-        a: as in `pair_distances`.
-        b: as in `pair_distances`.
-        metrics: as in `pair_distances`.
-        executor: as in `pair_distances`.
-        names: the tensors to compare; by default those that `weight_names` lists.
-    """
+    """Yield (name, distances) of one tensor after the other."""
     names = weight_names(a, b) if names is None else names
     if not metrics or set(metrics) - set(METRICS):
         raise InputError(f"expected metrics out of {', '.join(METRICS)}, found {tuple(metrics)}: choose one or both")
@@ -358,8 +339,8 @@ def weight_names(a: Population, b: Population, frozen: Collection[str] = ()) -> 
         SpecError: names or shapes differ, weights are complex, or there are none.
     """
     expected = {name: TensorSpec(spec.shape, torch.float32) for name, spec in a.spec.items()}
-    found = {name: TensorSpec(spec.shape, torch.float32) for name, spec in b.spec.items()}
-    check_spec(found, expected, where="the second population, compared with the first,")
+    wide = {name: TensorSpec(spec.shape, torch.float32) for name, spec in b.spec.items()}
+    check_spec(wide, expected, where="the second population, compared with the first,")
     trained = {*trained_parameters(a.spec, frozen=frozen), *trained_parameters(b.spec, frozen=frozen)}
     names = [name for name in a.spec if name in trained]
     for name in names:
@@ -385,13 +366,13 @@ def _measured(a: Population, b: Population, name: str, metrics: Sequence[str], e
         for metric in ("l2", "l1")
     )
     largest = norm = 0.0
-    for found in measured(a, b, name, metrics, executor, block=BLOCK_BYTES):
-        left, right = found.tile
-        for whole, part in ((l2, found.l2), (l1, found.l1)):
-            if whole is not None and part is not None:
-                whole[left, right] = part
-                whole[right, left] = part.T.contiguous()  # turned within the cache: twice as fast
-        largest, norm = max(largest, found.largest), max(norm, found.norm)
+    for part in measure_tiles(a, b, name, metrics, executor, block=BLOCK_BYTES):
+        left, right = part.tile
+        for whole, block in ((l2, part.l2), (l1, part.l1)):
+            if whole is not None and block is not None:
+                whole[left, right] = block
+                whole[right, left] = block.T.contiguous()  # turned within the cache: twice as fast
+        largest, norm = max(largest, part.largest), max(norm, part.norm)
     share = largest / max(norm, 1e-300)
     rounding = max(torch.finfo(population.spec[name].dtype).eps for population in (a, b))
     rounding = min(rounding, torch.finfo(torch.float32).eps)  # networks in half precision are compared in float32

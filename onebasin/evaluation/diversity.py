@@ -1,39 +1,32 @@
-"""Mutual information of every pair of networks of a population, on inputs they know and on foreign ones."""
+"""Mutual information of every pair of networks, in distribution and out of it: which have become one function?"""
 
 from __future__ import annotations
 
 import json
-import math
-import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Unpack, cast
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, StatisticsWarning
-from onebasin.functional import Inputs, answers, examples_in, pieces
+from onebasin.errors import InputError
+from onebasin.functional import Inputs, Measured, answers, examples_in, pieces
 from onebasin.metrics import mutual_information, pairwise_mutual_information, pearson, spearman
-from onebasin.parallel import Executor, MemoryNeeds, executor_for
+from onebasin.parallel import Executor, executor_for
 from onebasin.population import Population
 from onebasin.posterior import (
     Networks,
     PredictOptions,
     check_classes,
     check_nan,
-    check_output,
     first_of,
-    needs,
     networks_of,
     predict,
     stale_statistics,
 )
 from onebasin.reporting import table
-
-# ----------------------------------------------------------------------
-# How numbers are distributed, and how two sets of them go together.
-
 
 LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 BINS = 40
@@ -63,8 +56,8 @@ class PairStatistics:
     def of(cls, values: Tensor) -> PairStatistics | None:
         """The distribution of values (n,), None if there are none.
 
-        >>> found = PairStatistics.of(torch.tensor([1.0, 2.0, 6.0]))
-        >>> found.mean, found.quantiles[0.5], sum(found.counts)
+        >>> statistics = PairStatistics.of(torch.tensor([1.0, 2.0, 6.0]))
+        >>> statistics.mean, statistics.quantiles[0.5], sum(statistics.counts)
         (3.0, 2.0, 3)
         """
         if not len(values):
@@ -77,30 +70,10 @@ class PairStatistics:
             len(values),
             float(ordered.mean()),
             float(ordered.std()) if len(values) > 1 else 0.0,
-            {level: _quantile(ordered, level) for level in LEVELS},
+            dict(zip(LEVELS, np.quantile(ordered.cpu().numpy(), LEVELS).tolist(), strict=True)),
             tuple(edges.tolist()),
             tuple(torch.bincount(bins, minlength=len(edges) - 1).tolist()),
         )
-
-
-def median(values: Tensor) -> float:
-    """The value in the middle, or halfway between the two that are there.
-
-    >>> median(torch.tensor([5.0, 1.0, 2.0, 9.0]))
-    3.5
-    """
-    return _quantile(values.double().sort().values, 0.5)
-
-
-def _quantile(ordered: Tensor, level: float) -> float:
-    """Linear between neighbours (torch.quantile refuses more than 16 million numbers)."""
-    place = level * (len(ordered) - 1)
-    below, above = ordered[math.floor(place)], ordered[math.ceil(place)]
-    return float(below + (place - math.floor(place)) * (above - below))
-
-
-# ----------------------------------------------------------------------
-# What is known about the diversity of a population, as a record and as text.
 
 
 @dataclass(frozen=True)
@@ -129,16 +102,16 @@ class Pair:
     Attributes:
         first: number of a network in the population.
         second: number of the other.
-        inside: their mutual information on the inside inputs.
-        outside: the same on the outside inputs, if there are any.
-        share: `inside` by the median over pairs.
+        in_distribution: their mutual information on the inputs that the networks were made for.
+        ood: the same on out-of-distribution inputs, if there are any.
+        share: `in_distribution` by the median over pairs.
         same_chain: whether they come from one chain; None if that is unknown.
     """
 
     first: int
     second: int
-    inside: float
-    outside: float | None
+    in_distribution: float
+    ood: float | None
     share: float
     same_chain: bool | None
 
@@ -148,7 +121,7 @@ class Collapse:
     """Networks that have become one function.
 
     Attributes:
-        limit: pairs with an inside mutual information up to this have collapsed.
+        limit: pairs with a mutual information, in distribution, up to this have collapsed.
         pairs: number of such pairs.
         within: how many of them come from one chain; None where chains are unknown.
         functions: number of groups if collapsed pairs are joined: different functions in the population.
@@ -167,41 +140,44 @@ class Diversity:
     Attributes:
         networks: the networks that were compared, int64 (M,): numbers in the population.
         of: size of the population.
-        inside: on the inputs that the networks were made for.
-        outside: on foreign inputs, if there were any.
-        pearson: correlation over pairs of inside and outside mutual information; None without outside inputs, or
-            where one does not vary. Pairs share networks, so this is no test: M networks count, not M^2 / 2 pairs.
+        in_distribution: on the inputs that the networks were made for.
+        ood: on out-of-distribution inputs, if there were any.
+        pearson: correlation over pairs of both mutual informations; None without out-of-distribution inputs, or where
+            one does not vary. Pairs share networks, so this is no test: M networks count, not M^2 / 2 pairs.
         spearman: the same of ranks.
         collapse: pairs of equal or nearly equal functions.
         closest: the closest pairs, ascending.
-        matrix: mutual information of every pair on the inside inputs, float64 (M, M).
-        outside_matrix: the same on the outside inputs.
+        matrix: mutual information of every pair in distribution, float64 (M, M).
+        ood_matrix: the same on out-of-distribution inputs.
         remarks: sentences about numbers that may mislead.
     """
 
     networks: Tensor
     of: int
-    inside: Side
-    outside: Side | None
+    in_distribution: Side
+    ood: Side | None
     pearson: float | None
     spearman: float | None
     collapse: Collapse
     closest: tuple[Pair, ...]
     matrix: Tensor
-    outside_matrix: Tensor | None
+    ood_matrix: Tensor | None
     remarks: tuple[str, ...] = ()
 
     def record(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers; without the matrices."""
+        """Plain dicts, lists and numbers; without the matrices. Keys are older than the attributes: inside, outside."""
+        closest = [asdict(pair) for pair in self.closest]
+        for pair in closest:
+            pair["inside"], pair["outside"] = pair.pop("in_distribution"), pair.pop("ood")
         return {
             "networks": self.networks.tolist(),
             "of": self.of,
-            "inside": _plain(self.inside),
-            "outside": None if self.outside is None else _plain(self.outside),
+            "inside": _plain(self.in_distribution),
+            "outside": None if self.ood is None else _plain(self.ood),
             "pearson": self.pearson,
             "spearman": self.spearman,
             "collapse": asdict(self.collapse),
-            "closest": [asdict(pair) for pair in self.closest],
+            "closest": closest,
             "remarks": list(self.remarks),
         }
 
@@ -213,33 +189,37 @@ class Diversity:
         """Tables for people."""
         count = len(self.networks)
         chosen = "" if count == self.of else f" chosen from {self.of:,}"
-        lines = [f"{count:,} networks{chosen}, {self.inside.pairs.count:,} pairs; mutual information in nats", ""]
+        lines = [
+            f"{count:,} networks{chosen}, {self.in_distribution.pairs.count:,} pairs; mutual information in nats",
+            "",
+        ]
         head = ("", "pairs", "mean", "sd", "min", "5%", "median", "95%", "max")
-        rows = _rows("inside", self.inside) + ([] if self.outside is None else _rows("outside", self.outside))
+        rows = _rows("in distribution", self.in_distribution) + ([] if self.ood is None else _rows("ood", self.ood))
         lines += [table([head, *rows], rule=False), ""]
-        lines += [f"all networks together: {self.inside.population:.4g} inside"]
-        if self.outside is not None:
-            lines[-1] += f", {self.outside.population:.4g} outside"
+        lines += [f"all networks together: {self.in_distribution.population:.4g} in distribution"]
+        if self.ood is not None:
+            lines[-1] += f", {self.ood.population:.4g} ood"
         if self.pearson is not None and self.spearman is not None:
-            lines.append(f"inside and outside over pairs: correlation {self.pearson:.3f}, of ranks {self.spearman:.3f}")
+            both = f"correlation {self.pearson:.3f}, of ranks {self.spearman:.3f}"
+            lines.append(f"in distribution and ood over pairs: {both}")
         within = "" if self.collapse.within is None else f" ({self.collapse.within:,} within one chain)"
         lines += [
             f"collapsed pairs, up to {self.collapse.limit:.4g}: {self.collapse.pairs:,}{within}; "
             f"different functions: {self.collapse.functions:,}",
         ]
         if self.closest:
-            titles = ("closest", "inside", "of median", "outside", "chain")
+            titles = ("closest", "in distribution", "of median", "ood", "chain")
             lines += ["", table([titles, *map(_closest, self.closest)], rule=False)]
         lines += [line for said in self.remarks for line in ("", said)]
         return "\n".join(lines)
 
 
 def _plain(side: Side) -> dict[str, Any]:
-    found = asdict(side)
+    plain = asdict(side)
     for name in ("pairs", "within", "between"):
-        if found[name] is not None:
-            found[name]["quantiles"] = {f"{level:g}": value for level, value in found[name]["quantiles"].items()}
-    return found
+        if plain[name] is not None:
+            plain[name]["quantiles"] = {f"{level:g}": value for level, value in plain[name]["quantiles"].items()}
+    return plain
 
 
 def _rows(name: str, side: Side) -> list[tuple[str, ...]]:
@@ -258,13 +238,9 @@ def _rows(name: str, side: Side) -> list[tuple[str, ...]]:
 
 
 def _closest(pair: Pair) -> tuple[str, ...]:
-    outside = "" if pair.outside is None else f"{pair.outside:.4g}"
+    ood = "" if pair.ood is None else f"{pair.ood:.4g}"
     chain = "" if pair.same_chain is None else ("same" if pair.same_chain else "other")
-    return f"{pair.first} and {pair.second}", f"{pair.inside:.4g}", f"{pair.share:.3g}", outside, chain
-
-
-# ----------------------------------------------------------------------
-# All pairs of some networks, and which of them come from one chain.
+    return f"{pair.first} and {pair.second}", f"{pair.in_distribution:.4g}", f"{pair.share:.3g}", ood, chain
 
 
 NOISE = 1e-9  # nats: less than this is rounding
@@ -314,33 +290,29 @@ class Pairs:
         from scipy.sparse.csgraph import connected_components
 
         values = self.values(matrix)
-        limit = max(threshold * median(values), NOISE)
+        limit = max(threshold * float(np.median(values.cpu().numpy())), NOISE)
         below = values <= limit
         known = bool((self.same >= 0).any())
         groups, _ = connected_components((matrix <= limit).numpy(), directed=False)
         within = int((below & (self.same == 1)).sum()) if known else None
         return Collapse(limit, int(below.sum()), within, int(groups))
 
-    def closest(self, matrix: Tensor, foreign: Tensor | None, networks: Tensor, count: int) -> tuple[Pair, ...]:
+    def closest(self, matrix: Tensor, ood: Tensor | None, networks: Tensor, count: int) -> tuple[Pair, ...]:
         """The pairs with the smallest entries, ascending, with the numbers of `networks` in the population."""
         values = self.values(matrix)
-        middle = median(values)
+        middle = float(np.median(values.cpu().numpy()))
         order = values.argsort(stable=True)[:count].tolist()
         return tuple(
             Pair(
                 int(networks[self.first[place]]),
                 int(networks[self.second[place]]),
                 float(values[place]),
-                None if foreign is None else float(foreign[self.first[place], self.second[place]]),
+                None if ood is None else float(ood[self.first[place], self.second[place]]),
                 float(values[place]) / middle if middle > 0 else 0.0,
                 None if self.same[place] < 0 else bool(self.same[place]),
             )
             for place in order
         )
-
-
-# ----------------------------------------------------------------------
-# Numbers about pairs of networks, with intervals that know that pairs share networks.
 
 
 class Resampled(NamedTuple):
@@ -352,33 +324,41 @@ class Resampled(NamedTuple):
     high: float
 
 
-def mean_of_pairs(matrix: Tensor, generator: torch.Generator, *, draws: int = 1000, level: float = 0.95) -> Resampled:
-    """Mean over pairs of a symmetric matrix (M, M), whose diagonal is not looked at.
+def mean_of_pairs(
+    matrix: Tensor, generator: torch.Generator, *, n_resamples: int = 1000, confidence_level: float = 0.95
+) -> Resampled:
+    """Mean over pairs of a symmetric matrix (M, M), whose diagonal does not count.
 
-    >>> mean_of_pairs(1 - torch.eye(5), torch.Generator(), draws=10)
+    >>> mean_of_pairs(1 - torch.eye(5), torch.Generator(), n_resamples=10)
     Resampled(value=1.0, error=0.0, low=1.0, high=1.0)
     """
-    return _resampled((_pairs_only(matrix),), _mean, generator, draws, level)
+    return _resampled((_pairs_only(matrix),), _mean, generator, n_resamples, confidence_level)
 
 
 def correlation_of_pairs(
-    first: Tensor, second: Tensor, generator: torch.Generator, *, draws: int = 1000, level: float = 0.95
+    first: Tensor,
+    second: Tensor,
+    generator: torch.Generator,
+    *,
+    n_resamples: int = 1000,
+    confidence_level: float = 0.95,
 ) -> Resampled:
     """Pearson's correlation over pairs of two symmetric matrices (M, M) about the same networks.
 
     Args:
         first: one number for each pair.
         second: another.
-        generator: of the drawings.
-        draws: drawings of the networks.
-        level: of the interval.
+        generator: random numbers of the resamples.
+        n_resamples: times that the networks are drawn again.
+        confidence_level: confidence level of the interval.
     """
     if first.shape != second.shape:
         raise InputError(
             f"expected two matrices about the same networks, found {tuple(first.shape)} and {tuple(second.shape)}: "
             "give both for all of them"
         )
-    return _resampled((_pairs_only(first), _pairs_only(second)), _correlation, generator, draws, level)
+    matrices = (_pairs_only(first), _pairs_only(second))
+    return _resampled(matrices, _correlation, generator, n_resamples, confidence_level)
 
 
 def _pairs_only(matrix: Tensor) -> Tensor:
@@ -403,7 +383,7 @@ def _mean(counts: Tensor, matrix: Tensor) -> Tensor:
 def _correlation(counts: Tensor, first: Tensor, second: Tensor) -> Tensor:
     size = len(first)
     ones = 1 - torch.eye(size, dtype=first.dtype)
-    a, b = (own - ones * own.sum() / (size * (size - 1)) for own in (first, second))
+    a, b = (matrix - ones * matrix.sum() / (size * (size - 1)) for matrix in (first, second))
     x, y = _mean(counts, a), _mean(counts, b)
     both = _mean(counts, a * b) - x * y
     return both / ((_mean(counts, a * a) - x * x) * (_mean(counts, b * b) - y * y)).clamp(min=0).sqrt()
@@ -413,143 +393,128 @@ def _resampled(
     matrices: tuple[Tensor, ...],
     statistic: Callable[..., Tensor],
     generator: torch.Generator,
-    draws: int,
-    level: float,
+    n_resamples: int,
+    confidence_level: float,
 ) -> Resampled:
     size = len(matrices[0])
     if size < 3:
         raise InputError(f"expected at least 3 networks to draw from, found {size}: add members")
-    chosen = torch.randint(size, (draws, size), generator=generator)
-    counts = torch.zeros(draws, size, dtype=torch.float64).scatter_add_(
-        1, chosen, torch.ones(draws, size, dtype=torch.float64)
+    chosen = torch.randint(size, (n_resamples, size), generator=generator)
+    counts = torch.zeros(n_resamples, size, dtype=torch.float64).scatter_add_(
+        1, chosen, torch.ones(n_resamples, size, dtype=torch.float64)
     )
     value = float(statistic(torch.ones(1, size, dtype=torch.float64), *matrices))
-    found = statistic(counts, *matrices)
-    found = found[found.isfinite()]
-    low, high = torch.quantile(found, torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=found.dtype)).tolist()
-    return Resampled(value, float(found.std()), low, high)
-
-
-# ----------------------------------------------------------------------
-# Mutual information of every pair of networks of a population, on inputs they know and on foreign ones.
+    values = statistic(counts, *matrices)
+    values = values[values.isfinite()]
+    ends = torch.tensor([(1 - confidence_level) / 2, (1 + confidence_level) / 2], dtype=values.dtype)
+    low, high = torch.quantile(values, ends).tolist()
+    return Resampled(value, float(values.std()), low, high)
 
 
 HELD = 256 << 20  # bytes of probabilities in memory: inputs are cut into pieces that give as many
 SLICE = 1 << 24  # probabilities of all networks for some examples: what one worker looks at
 _CELLS = 1 << 22  # probabilities that are looked at in float64 at a time
-_COPIES = 4  # of the probabilities in memory: scores, themselves, and what is on its way
-_MATRICES = 8  # float64 (M, M) that a worker or the caller holds
 
 
 def diversity(
     model: nn.Module,
-    population: Networks,
-    inside: Inputs,
-    outside: Inputs | None = None,
+    networks: Networks,
+    inputs: Inputs,
     *,
+    ood: Inputs | None = None,
     members: int = 1000,
     threshold: float = 0.1,
     closest: int = 10,
-    **options: Unpack[PredictOptions],
+    draws: int = 100,
+    statistics: Measured = None,
+    seed: int = 0,
+    chunk: int | None = None,
+    batch: int | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+    workers: int | None = None,
+    executor: str | Executor | None = None,
 ) -> Diversity:
     """Compare every pair of networks as functions, by the mutual information H((p + q) / 2) - (H(p) + H(q)) / 2.
 
     >>> population = Population.from_stacked({"weight": torch.tensor([[[9e9], [0.0]], [[0.0], [9e9]], [[0.0], [9e9]]])})
-    >>> found = diversity(nn.Linear(1, 2, bias=False), population, torch.tensor([[1.0]]))
-    >>> found.matrix[0].tolist(), found.collapse.functions  # log 2 for networks that contradict each other
+    >>> result = diversity(nn.Linear(1, 2, bias=False), population, torch.tensor([[1.0]]))
+    >>> result.matrix[0].tolist(), result.collapse.functions  # log 2 for networks that contradict each other
     ([0.0, 0.6931..., 0.6931...], 2)
 
     Args:
         model: the function of a classifier; left exactly as it was.
-        population: a Population, whose `chain` says which networks belong together; or a Posterior that is drawn from,
+        networks: a Population, whose `chain` says which networks belong together; or a Posterior that is drawn from,
             with its components as chains.
-        inside: inputs like those the networks were made for.
-        outside: foreign inputs.
+        inputs: inputs like those the networks were made for.
+        ood: out-of-distribution inputs.
         members: largest number of networks that are compared. Of a larger Population so many are chosen at random by
             `seed`; a Posterior gives as many as `draws` says.
-        threshold: pairs whose inside mutual information is at most this share of the median have collapsed
+        threshold: pairs whose mutual information on `inputs` is at most this share of the median have collapsed
             into one function.
         closest: how many of the closest pairs are listed.
-        options: as in `predict`; progress is told for each pass over the networks anew.
+        draws: networks drawn from a Posterior.
+        statistics: inputs on which running statistics of norms are measured for each draw, as in `predict`.
+        seed: seed of the draws and of the choice.
+        chunk: networks in one pass, as in `predict`.
+        batch: examples in one pass, as in `predict`.
+        progress: called with (networks done, networks in all, "networks") in each pass over the networks.
+        workers: processes; the result does not depend on their number.
+        executor: "local" or the address of a Ray cluster, or an open Executor.
 
     Raises:
         InputError: there are fewer than two networks or two classes, or an option makes no sense.
     """
-    check_output("probabilities", options)
     if members < 2 or threshold < 0 or closest < 0:
         raise InputError(
             f"expected members >= 2, threshold >= 0 and closest >= 0, found {members}, {threshold} and {closest}: "
             "correct them"
         )
-    numbers, population, of = _chosen(population, members, options)
-    note = stale_statistics(model, population, inside, options)
-    if note is not None:
-        warnings.warn(note, StatisticsWarning, stacklevel=2)
-        options = cast("PredictOptions", {**options, "statistics": False})  # it has been said
-    chain = networks_of(population, len(numbers), options.get("seed", 0)).chain
-    pairs = Pairs.of(len(numbers), chain)
-    foreign: Tensor | None = None
-    with executor_for(options, **_needs(model, population, (inside, outside), options)) as executor:
-        own = cast("PredictOptions", {**options, "executor": executor})
-        own.pop("memory", None)  # seen to above
-        matrix, whole = _information(model, population, inside, own, executor)
-        if outside is not None:
-            foreign, far = _information(model, population, outside, own, executor)
-    side, other = pairs.side(matrix, examples_in(inside), whole), None
-    together: tuple[float | None, float | None] = None, None
-    if outside is not None and foreign is not None:
-        other = pairs.side(foreign, examples_in(outside), far)
-        here, there = pairs.values(matrix), pairs.values(foreign)
-        together = pearson(here, there), spearman(here, there)
-    collapse, listed = pairs.collapse(matrix, threshold), pairs.closest(matrix, foreign, numbers, closest)
-    remarks = () if note is None else (note,)
-    return Diversity(numbers, of, side, other, *together, collapse, listed, matrix, foreign, remarks)
+    numbers, networks, of = _chosen(networks, members, draws, seed)
+    options = PredictOptions(draws=draws, seed=seed, statistics=statistics, chunk=chunk, batch=batch, progress=progress)
+    options, notes = stale_statistics(model, networks, inputs, options)
+    pairs = Pairs.of(len(numbers), networks_of(networks, len(numbers), seed).chain)
+    ood_matrix: Tensor | None = None
+    with executor_for({"workers": workers, "executor": executor}) as opened:
+        options = replace(options, executor=opened)
+        matrix, whole = _information(model, networks, inputs, options, opened)
+        if ood is not None:
+            ood_matrix, ood_whole = _information(model, networks, ood, options, opened)
+    side, other = pairs.side(matrix, examples_in(inputs), whole), None
+    correlations: tuple[float | None, float | None] = None, None
+    if ood is not None and ood_matrix is not None:
+        other = pairs.side(ood_matrix, examples_in(ood), ood_whole)
+        here, there = pairs.values(matrix), pairs.values(ood_matrix)
+        correlations = pearson(here, there), spearman(here, there)
+    collapse, listed = pairs.collapse(matrix, threshold), pairs.closest(matrix, ood_matrix, numbers, closest)
+    return Diversity(numbers, of, side, other, *correlations, collapse, listed, matrix, ood_matrix, notes)
 
 
-def _chosen(population: Networks, members: int, options: PredictOptions) -> tuple[Tensor, Networks, int]:
-    """Numbers of the networks to compare, the population of them, and how many there were to choose from."""
-    if not isinstance(population, Population):
-        networks_of(population, draws := options.get("draws", 100), 0)  # says what is wrong with it
-        return _at_least_two(torch.arange(draws)), population, draws
-    count = len(population)
+def _chosen(networks: Networks, members: int, draws: int, seed: int) -> tuple[Tensor, Networks, int]:
+    """Numbers of the networks to compare, these networks, and how many there were to choose from."""
+    count = len(networks_of(networks, draws, seed))
     numbers = torch.arange(count)
-    if count > members:
-        generator = torch.Generator().manual_seed(options.get("seed", 0))
-        numbers = torch.randperm(count, generator=generator)[:members].sort().values
-    return _at_least_two(numbers), population if count <= members else population[numbers], count
-
-
-def _at_least_two(numbers: Tensor) -> Tensor:
+    if isinstance(networks, Population) and count > members:
+        numbers = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:members].sort().values
+        networks = networks[numbers]
     if len(numbers) < 2:
         raise InputError(f"expected at least 2 networks to compare, found {len(numbers)}: add members")
-    return numbers
-
-
-def _needs(
-    model: nn.Module, population: Networks, inputs: tuple[Inputs, Inputs | None], options: PredictOptions
-) -> MemoryNeeds:
-    """The memory of the passes over both inputs, and of the matrices of pairs."""
-    networks = networks_of(population, options.get("draws", 100), options.get("seed", 0))
-    matrices = _MATRICES * 8 * len(networks) ** 2
-    found = [needs(model, population, own, _COPIES * len(networks), options) for own in inputs if own is not None]
-    here = max(min(one["here"], _COPIES * HELD) for one in found)
-    return MemoryNeeds(each=max(one["each"] for one in found) + min(here, 16 * SLICE) + matrices, here=here + matrices)
+    return numbers, networks, count
 
 
 def _information(
-    model: nn.Module, population: Networks, inputs: Inputs, options: PredictOptions, executor: Executor
+    model: nn.Module, networks: Networks, inputs: Inputs, options: PredictOptions, executor: Executor
 ) -> tuple[Tensor, float]:
     """Mutual information of every pair, float64 (M, M), and of all networks together; means over examples."""
     total, whole, examples = torch.zeros(()), 0.0, 0
-    networks = networks_of(population, options.get("draws", 100), options.get("seed", 0))
-    answer = answers(model, first_of(networks), inputs)
-    for piece in pieces(answer, len(networks), inputs, HELD):
-        found = _probabilities(model, population, piece, options)
-        probabilities = found.movedim(2, -1).flatten(1, -2)  # places of a network that speaks about many
+    members = options.networks(networks)
+    answer = answers(model, first_of(members), inputs)
+    for piece in pieces(answer, len(members), inputs, HELD):
+        predicted = _probabilities(model, networks, piece, options)
+        probabilities = predicted.movedim(2, -1).flatten(1, -2)  # places of a network that speaks about many
         step = max(1, SLICE // probabilities[:, 0].numel())
         slices = (part.contiguous() for part in probabilities.split(step, dim=1))
-        for matrix, everybody in executor.map(_compared, slices, shared=None):
-            total, whole = total + matrix, whole + everybody
+        for matrix, together in executor.map(_compared, slices, shared=None):
+            total, whole = total + matrix, whole + together
         examples += probabilities.shape[1]
     return total / examples, whole / examples
 
@@ -561,9 +526,10 @@ def _compared(shared: None, probabilities: Tensor) -> tuple[Tensor, float]:
     return matrix, sum(float(mutual_information(part).sum()) for part in probabilities.split(step, dim=1))
 
 
-def _probabilities(model: nn.Module, population: Networks, inputs: Inputs, options: PredictOptions) -> Tensor:
+def _probabilities(model: nn.Module, networks: Networks, inputs: Inputs, options: PredictOptions) -> Tensor:
     """What networks predict; for half precision in float32, because rounded probabilities do not sum to 1."""
-    scores = predict(model, population, inputs, output="logits", **options)
+    given = {option.name: getattr(options, option.name) for option in fields(options)}
+    scores = predict(model, networks, inputs, output="logits", **given)
     check_classes(scores)
     probabilities = scores.softmax(2) if scores.dtype.itemsize >= 4 else scores.softmax(2, dtype=torch.float32)
     check_nan(probabilities, 0)

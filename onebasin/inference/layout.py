@@ -79,7 +79,7 @@ class ParameterLayout(FlatLayout):
     def buffers_of(self, model: nn.Module) -> State:
         """Every tensor of the state dict that is not sampled, wide enough to compute with."""
         state = state_of(model)
-        return {name: widened(state[name]).clone() for name in self.others}
+        return {name: widened(state[name]).clone() for name in self.buffer_names}
 
     def whole_state(self, sampled: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> State:
         """All names a functional call needs, tied ones included; works for one network and for stacked ones."""

@@ -1,11 +1,31 @@
-"""Numbers from tensors: scores, calibration, detection, distances, diagnostics of chains."""
+"""Numbers from tensors: scores, calibration, detection, distances, diagnostics of chains.
 
-from onebasin.metrics.bootstrap import Counts, Interval, interval, resampled
+Probabilities and logits are (examples, classes) for an average predictive, (members, examples, classes) for networks;
+targets are class numbers (examples,). With `weights` (..., examples), counts of examples, the result is (...), else a
+single number; results are float64. Tensors that do not fit raise `InputError`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from onebasin.metrics.bootstrap import Counts, Interval, gaps_of, interval, resampled, takes_weights
 from onebasin.metrics.calibration import Reliability, ace, ece, reliability
 from onebasin.metrics.chains import configurational_temperature, ebfmi, ess, kinetic_temperature, mcse, rhat
 from onebasin.metrics.concordance import kendall_tau, pearson, ranks, spearman
-from onebasin.metrics.detection import aupr, auroc, energy, entropy_score, fpr95, max_logit, msp, separation
-from onebasin.metrics.entropy import entropy, expected_entropy, information, mutual_information, predictive_entropy
+from onebasin.metrics.detection import (
+    aupr,
+    auroc,
+    energy,
+    entropy_score,
+    fpr95,
+    max_logit,
+    msp,
+    ood_scores,
+    separation,
+)
+from onebasin.metrics.entropy import entropy, expected_entropy, mutual_information, predictive_entropy
 from onebasin.metrics.mmd import (
     FEWEST,
     Pooled,
@@ -38,7 +58,18 @@ from onebasin.metrics.regression import central_interval, coverage, gaussian_nll
 from onebasin.metrics.scores import accuracy, agreement, brier, nll, total_variation
 from onebasin.metrics.tempering import COLDEST, best_temperature, tempered
 
+# What `evaluate` reports of the average probabilities of classes, by (probabilities, targets), in this order.
+CLASS_METRICS: dict[str, Callable[..., Tensor]] = {
+    "accuracy": accuracy,
+    "nll": nll,
+    "brier": brier,
+    "ece": ece,
+    "ace_class_wise": partial(ace, kind="class-wise"),
+    "ace_top_label": partial(ace, kind="top-label"),
+}
+
 __all__ = [
+    "CLASS_METRICS",
     "COLDEST",
     "FEWEST",
     "METRICS",
@@ -69,8 +100,8 @@ __all__ = [
     "ess",
     "expected_entropy",
     "fpr95",
+    "gaps_of",
     "gaussian_nll",
-    "information",
     "interval",
     "kendall_tau",
     "kernel_matrix",
@@ -86,6 +117,7 @@ __all__ = [
     "msp",
     "mutual_information",
     "nll",
+    "ood_scores",
     "pairwise_mutual_information",
     "pearson",
     "percentiles",
@@ -102,6 +134,7 @@ __all__ = [
     "separation",
     "side_statistics",
     "spearman",
+    "takes_weights",
     "tempered",
     "total_variation",
     "unbiased",

@@ -43,8 +43,8 @@ def interval(
     metric: Callable[..., Tensor],
     *tensors: Tensor,
     generator: torch.Generator,
-    draws: int = 1000,
-    level: float = 0.95,
+    n_resamples: int = 1000,
+    confidence_level: float = 0.95,
     axis: int | Sequence[int] = 0,
     separately: bool = False,
     method: Method | None = None,
@@ -71,44 +71,58 @@ def interval(
     Args:
         metric: (*tensors) -> a number or a tensor (*shape). Fix further arguments with `functools.partial`.
         *tensors: what it takes.
-        generator: of the draws.
-        draws: how many times the examples are drawn; 1,000 give ends of 95 % intervals to a tenth of their width.
-        level: probability that the interval should cover.
+        generator: random numbers of the draws.
+        n_resamples: how many times the examples are drawn; 1,000 give ends of 95 % intervals to a tenth of their
+            width.
+        confidence_level: probability that the interval should cover.
         axis: the axis of examples, one for all tensors or one for each.
-        separately: draw the examples of each tensor by itself, as for scores inside and outside; otherwise the same
-            examples are drawn from all.
+        separately: draw the examples of each tensor by itself, as for scores in distribution and out of it; otherwise
+            the same examples are drawn from all.
         method: "bca", "percentile" or "absolute"; by default "absolute" for `ece` and `ace`, "bca" for others.
-
-    Raises:
-        InputError: tensors have different numbers of examples, or an option is none.
     """
     axes = [axis] * len(tensors) if isinstance(axis, int) else list(axis)
     sizes = _sizes(tensors, axes, separately)
-    gaps = _gaps_of(metric)
+    gaps = gaps_of(metric)
     if method == "absolute" and gaps is None:
         raise InputError('expected ece or ace for method="absolute", found another metric; leave it out for bca')
     if gaps is not None and method in (None, "absolute"):
         parts = partial(gaps, *tensors)
-        return absolute(parts, sizes[0], generator=generator, draws=draws, level=level, on=tensors[0].device)
+        return absolute(
+            parts,
+            sizes[0],
+            generator=generator,
+            n_resamples=n_resamples,
+            confidence_level=confidence_level,
+            on=tensors[0].device,
+        )
 
     def weighed(counts: Counts) -> Tensor:
-        found: Tensor = metric(*tensors, weights=counts if separately else counts[0])
-        return found
+        values: Tensor = metric(*tensors, weights=counts if separately else counts[0])
+        return values
 
     def drawn(counts: Counts) -> Tensor:
         return torch.stack([_of_drawn(metric, tensors, axes, row) for row in zip(*counts, strict=True)])
 
     device = tensors[0].device
-    statistic = weighed if _takes_weights(metric) else drawn
+    statistic = weighed if takes_weights(metric) else drawn
     value = torch.as_tensor(metric(*tensors)).detach().double()
     chosen = method or "bca"
-    return resampled(statistic, value, sizes, generator=generator, draws=draws, level=level, method=chosen, on=device)
+    return resampled(
+        statistic,
+        value,
+        sizes,
+        generator=generator,
+        n_resamples=n_resamples,
+        confidence_level=confidence_level,
+        method=chosen,
+        on=device,
+    )
 
 
-def _gaps_of(metric: Callable[..., Any]) -> Callable[..., Gaps] | None:
+def gaps_of(metric: Callable[..., Any]) -> Callable[..., Gaps] | None:
     """The function that gives the signed parts of a metric, with the same keywords fixed; None if it has none."""
     if isinstance(metric, partial):
-        inner = None if metric.args else _gaps_of(metric.func)
+        inner = None if metric.args else gaps_of(metric.func)
         return None if inner is None else partial(inner, **metric.keywords)
     try:
         return SUMS.get(metric)
@@ -121,8 +135,8 @@ def absolute(
     examples: int,
     *,
     generator: torch.Generator,
-    draws: int = 1000,
-    level: float = 0.95,
+    n_resamples: int = 1000,
+    confidence_level: float = 0.95,
     on: torch.device | None = None,
 ) -> Interval:
     """The interval of T = sum_c |m_c|, a sum of absolute values of means m_c over cells: a calibration error.
@@ -135,8 +149,8 @@ def absolute(
     What is resampled is therefore x, and the error e = x* - x of a draw is carried through the directional derivative
     of T:
 
-        low  = t - the (1 + level) / 2 quantile of  sum_{certain c} s_c e_c + sum_{other c} |e_c|,
-        high = t + the (1 + level) / 2 quantile of  sum_c s_c e_c,
+        low  = t - the (1 + confidence_level) / 2 quantile of  sum_{certain c} s_c e_c + sum_{other c} |e_c|,
+        high = t + the (1 + confidence_level) / 2 quantile of  sum_c s_c e_c,
 
     s_c the sign of x_c, and a cell certain where |x_c| is more than 3 standard deviations. As T is convex,
     t - T >= sum_c sign(m_c) e_c in truth, so the upper end is on the safe side, and so is the lower one, since a
@@ -148,27 +162,24 @@ def absolute(
     Args:
         gaps: weights=(draws, examples) or None -> `Gaps`.
         examples: how many.
-        generator: of the draws.
-        draws: how many.
-        level: probability that the interval should cover at least.
+        generator: random numbers of the draws.
+        n_resamples: how many draws.
+        confidence_level: probability that the interval should cover at least.
         on: the device of the counts.
-
-    Raises:
-        InputError: an option is none.
     """
-    _check(draws, level, "absolute")
+    _check(n_resamples, confidence_level, "absolute")
     own = gaps()
     value = own.values.abs().sum(-1)
     certain = own.values.abs() > _CERTAIN * own.variance.sqrt()
     sign = torch.where(own.values >= 0, 1.0, -1.0).to(own.values)
     linear, largest = [], []
-    for (counts,) in _drawn([examples], draws, generator, on):
+    for (counts,) in _drawn([examples], n_resamples, generator, on):
         error = gaps(weights=counts).values - own.values
         noise = torch.randn(error.shape, generator=generator, dtype=error.dtype, device=generator.device)
         error = error + own.unseen.sqrt() * noise.to(error.device)
         linear.append((sign * error).sum(-1))
         largest.append(torch.where(certain, sign * error, error.abs()).sum(-1))
-    place = min(draws - 1, math.ceil((1 + level) / 2 * draws) - 1)
+    place = min(n_resamples - 1, math.ceil((1 + confidence_level) / 2 * n_resamples) - 1)
     below, above = (torch.cat(parts).sort().values[place].clamp(min=0) for parts in (largest, linear))
     return Interval(value, (value - below).clamp(min=0), (value + above).clamp(max=1))
 
@@ -179,59 +190,58 @@ def resampled(
     sizes: Sequence[int],
     *,
     generator: torch.Generator,
-    draws: int = 1000,
-    level: float = 0.95,
+    n_resamples: int = 1000,
+    confidence_level: float = 0.95,
     method: Method = "bca",
     on: torch.device | None = None,
 ) -> Interval:
     """The interval of anything that can be computed from counts of examples; many numbers share the same draws.
 
     >>> values = torch.arange(100.0).double()
-    >>> found = resampled(lambda counts: counts[0] @ values / 100, values.mean(), [100],
-    ...                   generator=torch.Generator().manual_seed(0))
-    >>> abs(float(found.low - (49.5 - 1.96 * values.std(correction=0) / 10))) < 0.7
+    >>> ends = resampled(lambda counts: counts[0] @ values / 100, values.mean(), [100],
+    ...                  generator=torch.Generator().manual_seed(0))
+    >>> abs(float(ends.low - (49.5 - 1.96 * values.std(correction=0) / 10))) < 0.7
     True
 
     Args:
         statistic: counts, one (n, examples) for each sample, -> (n, *shape).
         value: the numbers of the sample as it is (*shape).
         sizes: examples in each sample.
-        generator: of the draws.
-        draws: how many.
-        level: probability that the interval should cover.
+        generator: random numbers of the draws.
+        n_resamples: how many draws.
+        confidence_level: probability that the interval should cover.
         method: "bca" or "percentile".
         on: the device of the counts.
-
-    Raises:
-        InputError: an option is none.
     """
-    _check(draws, level, method)
-    found = torch.cat([statistic(counts).detach().double() for counts in _drawn(sizes, draws, generator, on)])
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64, device=found.device)
+    _check(n_resamples, confidence_level, method)
+    drawn = torch.cat([statistic(counts).detach().double() for counts in _drawn(sizes, n_resamples, generator, on)])
+    ends = torch.tensor(
+        [(1 - confidence_level) / 2, (1 + confidence_level) / 2], dtype=torch.float64, device=drawn.device
+    )
     shares = ends.reshape(2, *[1] * value.dim()).expand(2, *value.shape)
     if method == "bca":
-        shares = _corrected(shares, found, value, _acceleration(statistic, sizes, on))
+        shares = _corrected(shares, drawn, value, _acceleration(statistic, sizes, on))
     # Order statistics, not means of two: one of them may be infinite.
-    ordered = found.sort(0).values
-    places = (shares * (draws - 1)).round().long()
+    ordered = drawn.sort(0).values
+    places = (shares * (n_resamples - 1)).round().long()
     low, high = ordered.gather(0, places)
     if method == "bca":
         # No draw on one side of the value, yet draws differ: its bias is beyond what they can correct.
-        outside = ((found > value).all(0) | (found < value).all(0)) | (value < low) | (value > high)
-        outside |= (low == high) & (found != found[:1]).any(0)  # draws that differ, but an interval without a width
-        low, high = (end.masked_fill(outside, math.nan) for end in (low, high))
+        untrusted = ((drawn > value).all(0) | (drawn < value).all(0)) | (value < low) | (value > high)
+        untrusted |= (low == high) & (drawn != drawn[:1]).any(0)  # draws that differ, but an interval without a width
+        low, high = (end.masked_fill(untrusted, math.nan) for end in (low, high))
     return Interval(value, low, high)
 
 
-def _check(draws: int, level: float, method: str) -> None:
-    if draws < 2 or not 0 < level < 1 or method not in METHODS:
+def _check(n_resamples: int, confidence_level: float, method: str) -> None:
+    if n_resamples < 2 or not 0 < confidence_level < 1 or method not in METHODS:
         raise InputError(
-            f"expected at least 2 draws, a level between 0 and 1 and a method out of {', '.join(METHODS)}, found "
-            f"{draws}, {level} and {method!r}; leave them out for 1000, 0.95 and bca"
+            f"expected n_resamples >= 2, a confidence_level between 0 and 1 and a method out of {', '.join(METHODS)}, "
+            f"found {n_resamples}, {confidence_level} and {method!r}; leave them out for 1000, 0.95 and bca"
         )
 
 
-def _takes_weights(metric: Callable[..., Tensor]) -> bool:
+def takes_weights(metric: Callable[..., Tensor]) -> bool:
     """Whether a metric has an argument `weights`; functions of C, as torch's own, have none that Python can see."""
     try:
         return "weights" in inspect.signature(metric).parameters
@@ -239,11 +249,13 @@ def _takes_weights(metric: Callable[..., Tensor]) -> bool:
         return False
 
 
-def _drawn(sizes: Sequence[int], draws: int, generator: torch.Generator, on: torch.device | None) -> Iterator[Counts]:
+def _drawn(
+    sizes: Sequence[int], n_resamples: int, generator: torch.Generator, on: torch.device | None
+) -> Iterator[Counts]:
     """Counts of examples drawn with replacement, as many draws at a time as memory should hold."""
     step = max(1, _BLOCK_VALUES // max(sizes))
-    for start in range(0, draws, step):
-        rows = min(step, draws - start)
+    for start in range(0, n_resamples, step):
+        rows = min(step, n_resamples - start)
         yield tuple(_counts(size, rows, generator).to(on) for size in sizes)
 
 
@@ -253,10 +265,10 @@ def _counts(size: int, rows: int, generator: torch.Generator) -> Tensor:
     return torch.zeros(rows, size, dtype=torch.float64, device=places.device).scatter_add_(1, places, ones)
 
 
-def _corrected(shares: Tensor, found: Tensor, value: Tensor, acceleration: Tensor) -> Tensor:
+def _corrected(shares: Tensor, drawn: Tensor, value: Tensor, acceleration: Tensor) -> Tensor:
     """The shares of draws at which the ends lie: Phi(b + (b + z) / (1 - a (b + z))), b the bias and a acceleration."""
-    below = ((found < value).double().mean(0) + (found <= value).double().mean(0)) / 2
-    edge = 0.5 / len(found)  # what is seen in no draw may be as frequent as half of one
+    below = ((drawn < value).double().mean(0) + (drawn <= value).double().mean(0)) / 2
+    edge = 0.5 / len(drawn)  # what is seen in no draw may be as frequent as half of one
     bias = torch.special.ndtri(below.clamp(edge, 1 - edge))
     moved = bias + torch.special.ndtri(shares)
     corrected: Tensor = torch.special.ndtr(bias + moved / (1 - acceleration * moved))
@@ -272,9 +284,9 @@ def _acceleration(statistic: Statistic, sizes: Sequence[int], on: torch.device |
         groups = min(size, _GROUPS)
         group = torch.arange(size, device=on) % groups
         left = (group != torch.arange(groups, device=on)[:, None]).double()
-        rest = [torch.ones(groups, other, dtype=torch.float64, device=on) for other in sizes]
+        ones = [torch.ones(groups, other, dtype=torch.float64, device=on) for other in sizes]
         without = torch.cat([
-            statistic(tuple(rows[part] for rows in (*rest[:which], left, *rest[which + 1 :]))).double()
+            statistic(tuple(rows[part] for rows in (*ones[:which], left, *ones[which + 1 :]))).double()
             for part in torch.arange(groups, device=on).split(max(1, _BLOCK_VALUES // max(sizes)))
         ])  # fmt: skip
         influence = without.mean(0) - without
@@ -284,9 +296,9 @@ def _acceleration(statistic: Statistic, sizes: Sequence[int], on: torch.device |
 
 def _of_drawn(metric: Callable[..., Tensor], tensors: Sequence[Tensor], axes: Sequence[int], row: Counts) -> Tensor:
     """The metric of the examples that one row of counts stands for."""
-    chosen = [torch.repeat_interleave(torch.arange(len(own), device=own.device), own.long()) for own in row]
+    chosen = [torch.repeat_interleave(torch.arange(len(counts), device=counts.device), counts.long()) for counts in row]
     chosen = chosen if len(chosen) == len(tensors) else chosen * len(tensors)
-    parts = [tensor.index_select(axis, own) for tensor, axis, own in zip(tensors, axes, chosen, strict=True)]
+    parts = [tensor.index_select(axis, rows) for tensor, axis, rows in zip(tensors, axes, chosen, strict=True)]
     return torch.as_tensor(metric(*parts)).detach().double()
 
 

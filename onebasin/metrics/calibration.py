@@ -68,12 +68,6 @@ def ece(probabilities: Tensor, targets: Tensor, bins: int = 15, *, weights: Tens
         targets: (examples,).
         bins: their number B.
         weights: (..., examples), see `onebasin.metrics.weighing`.
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: these are no probabilities, targets do not fit them, or there is no bin.
     """
     return ece_gaps(probabilities, targets, bins, weights=weights).values.abs().sum(-1)
 
@@ -107,9 +101,6 @@ def reliability(probabilities: Tensor, targets: Tensor, bins: int = 15) -> Relia
         probabilities: (examples, classes).
         targets: (examples,).
         bins: their number.
-
-    Raises:
-        InputError: these are no probabilities, targets do not fit them, or there is no bin.
     """
     confidence, right = _top(probabilities, targets)
     place = _equal_width(probabilities, bins)
@@ -150,12 +141,6 @@ def ace(
         bins: their number R.
         kind: "class-wise" or "top-label".
         weights: (..., examples), see `onebasin.metrics.weighing`.
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: these are no probabilities, targets do not fit them, there is no bin, or the kind is unknown.
     """
     return ace_gaps(probabilities, targets, bins, kind=kind, weights=weights).values.abs().sum(-1)
 
@@ -183,7 +168,7 @@ def ace_gaps(
         return _equal_mass(*_top(probabilities, targets), counted, bins)
     numbers = as_class_numbers(targets, exact)
     classes = exact.shape[1]
-    each = [_equal_mass(exact[:, own], (numbers == own).double(), counted, bins) for own in range(classes)]
+    each = [_equal_mass(exact[:, label], (numbers == label).double(), counted, bins) for label in range(classes)]
     values, variance, unseen = (torch.cat(parts, -1) for parts in zip(*each, strict=True))
     return Gaps(values / classes, variance / classes**2, unseen / classes**2)
 

@@ -1,4 +1,4 @@
-"""Is the chain as warm as it should be? Two thermometers, one for momenta and one for positions."""
+"""Diagnostics of Markov chains: R-hat, E-BFMI, effective sample sizes, temperatures of momenta and positions."""
 
 from __future__ import annotations
 
@@ -11,20 +11,12 @@ from torch import Tensor
 
 from onebasin.errors import InputError
 
-# ----------------------------------------------------------------------
-# Draws of Markov chains as a tensor: what fits, how it is walked through in blocks, how chains are split.
-
-
 FEWEST_DRAWS = 4  # each half of a chain needs two for a variance
 BLOCK_VALUES = 1 << 18  # in float64 2 MiB, of which a statistic holds about a dozen
 
 
 def check_draws(values: Tensor, shape: str = "(chains, draws, *shape)") -> None:
-    """Refuse what is not a tensor of draws.
-
-    Raises:
-        InputError: `values` has no axes of chains and draws, no chain, too few draws, or is not real and floating.
-    """
+    """Refuse what is not a tensor of draws."""
     if values.dim() < 2 or values.shape[0] < 1 or values.shape[1] < FEWEST_DRAWS:
         raise InputError(
             f"expected draws of shape {shape} with at least one chain and {FEWEST_DRAWS} draws, "
@@ -34,11 +26,7 @@ def check_draws(values: Tensor, shape: str = "(chains, draws, *shape)") -> None:
 
 
 def check_floating(values: Tensor) -> None:
-    """Refuse integers, booleans and complex numbers.
-
-    Raises:
-        InputError: `values` is of such a type.
-    """
+    """Refuse integers, booleans and complex numbers."""
     if not values.is_floating_point():
         raise InputError(
             f"expected a floating tensor, found {values.dtype}; convert it with .double() if that is meant"
@@ -54,9 +42,6 @@ def per_parameter(values: Tensor, statistic: Callable[[Tensor], Tensor]) -> Tens
 
     Returns:
         The statistic, float64 (*shape); NaN for a parameter with a value that is not finite.
-
-    Raises:
-        InputError: `values` does not fit, see `check_draws`.
 
     >>> per_parameter(torch.arange(24.0).reshape(1, 4, 2, 3), lambda block: block.amax((1, 2)))
     tensor([[18., 19., 20.],
@@ -86,10 +71,6 @@ def halves(block: Tensor) -> Tensor:
     """
     half = block.shape[-1] // 2
     return torch.cat([block[..., :half], block[..., -half:]], dim=1)
-
-
-# ----------------------------------------------------------------------
-# Ranks made Gaussian, which keeps heavy tails from deciding.
 
 
 def normal_scores(rows: Tensor) -> Tensor:
@@ -138,10 +119,6 @@ def _scores_in_order(ascending: Tensor) -> Tensor:
     return scores[first + last]
 
 
-# ----------------------------------------------------------------------
-# Do the chains agree? R-hat compares them with each other, E-BFMI how they wander through energies.
-
-
 def rhat(values: Tensor, method: Literal["rank", "split"] = "rank") -> Tensor:
     """Potential scale reduction: near 1 where chains agree, above 1.01 where they should run longer.
 
@@ -161,9 +138,6 @@ def rhat(values: Tensor, method: Literal["rank", "split"] = "rank") -> Tensor:
     Returns:
         R-hat, float64 (*shape). NaN for a parameter that is constant or has a value that is not finite; infinite where
         every half stands still at a place of its own.
-
-    Raises:
-        InputError: `values` or `method` does not fit.
 
     >>> apart = torch.tensor([[0.0, 1.0, 0.0, 1.0], [5.0, 6.0, 5.0, 6.0]])
     >>> bool(rhat(apart, method="split") > 4)
@@ -190,9 +164,6 @@ def ebfmi(energy: Tensor) -> Tensor:
 
     Returns:
         float64 (chains,); NaN for a chain that is constant or has a value that is not finite.
-
-    Raises:
-        InputError: `energy` does not fit.
 
     >>> ebfmi(torch.tensor([[0.0, 1.0, 0.0, 1.0]]))
     tensor([3.], dtype=torch.float64)
@@ -223,10 +194,6 @@ def _scale_reduction(chains: Tensor) -> Tensor:
     return ((draws * means.var(dim=1) / variance.mean(dim=1) + draws - 1) / draws).sqrt()
 
 
-# ----------------------------------------------------------------------
-# How many independent draws is a chain worth? Effective sample sizes, and the error of a mean.
-
-
 STANDSTILL = 1e-15  # a smaller range of values counts as constant, as in arviz
 
 
@@ -251,9 +218,6 @@ def ess(values: Tensor, kind: Literal["bulk", "tail", "mean"] = "bulk") -> Tenso
     Returns:
         float64 (*shape). m n for a parameter that is constant, NaN where a value is not finite.
 
-    Raises:
-        InputError: `values` or `kind` does not fit.
-
     >>> draws = torch.randn(4, 1000, generator=torch.Generator().manual_seed(0))
     >>> 3000 < float(ess(draws)) < 5000
     True
@@ -267,14 +231,8 @@ def ess(values: Tensor, kind: Literal["bulk", "tail", "mean"] = "bulk") -> Tenso
 def mcse(values: Tensor) -> Tensor:
     """Monte-Carlo standard error of the mean over all draws: std / sqrt(ESS), with the ESS of kind "mean".
 
-    Args:
-        values: draws (chains, draws, *shape).
-
     Returns:
         float64 (*shape); 0 for a parameter that is constant, NaN where a value is not finite.
-
-    Raises:
-        InputError: `values` does not fit.
 
     >>> mcse(torch.ones(2, 10, 3))
     tensor([0., 0., 0.], dtype=torch.float64)
@@ -342,10 +300,6 @@ def _correlation_time(rho: Tensor) -> Tensor:
     return 2 * total + even - 1
 
 
-# ----------------------------------------------------------------------
-# Is the chain as warm as it should be? Two thermometers, one for momenta and one for positions.
-
-
 def kinetic_temperature(momentum: Tensor, mass: float | Tensor = 1.0) -> Tensor:
     """Mean of p_i^2 / m_i over the d parameters: T in expectation for momenta p_i ~ N(0, T m_i).
 
@@ -357,9 +311,6 @@ def kinetic_temperature(momentum: Tensor, mass: float | Tensor = 1.0) -> Tensor:
 
     Returns:
         The temperature of each draw, float64 (...).
-
-    Raises:
-        InputError: shapes do not fit, or a mass is not positive.
 
     >>> kinetic_temperature(torch.tensor([[2.0, 2.0], [1.0, 3.0]]), mass=2.0)
     tensor([2.0000, 2.5000], dtype=torch.float64)
@@ -387,9 +338,6 @@ def configurational_temperature(position: Tensor, gradient: Tensor) -> Tensor:
 
     Returns:
         The temperature of each draw, float64 (...).
-
-    Raises:
-        InputError: shapes do not fit.
 
     >>> configurational_temperature(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 1.0]))
     tensor(2.5000, dtype=torch.float64)

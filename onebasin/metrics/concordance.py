@@ -1,13 +1,12 @@
-"""Do two sets of numbers, or two rankings, agree?"""
+"""Do two sets of numbers, or two rankings, agree? The coefficients of scipy, for tensors."""
 
 from __future__ import annotations
 
 import torch
+from scipy.stats import kendalltau, pearsonr, rankdata
 from torch import Tensor
 
 from onebasin.errors import InputError
-
-_CHUNK = 1 << 24  # pairs that are compared at a time
 
 
 def pearson(first: Tensor, second: Tensor) -> float | None:
@@ -16,11 +15,11 @@ def pearson(first: Tensor, second: Tensor) -> float | None:
     >>> round(pearson(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([2.0, 4.0, 6.0])), 9)
     1.0
     """
-    a, b = (values.double() - values.double().mean() for values in (first, second))
-    size = float(a.norm() * b.norm())
+    both = [values.detach().double().cpu() for values in (first, second)]
     # What is left of equal numbers after their mean is taken off is rounding.
-    varies = all(float(gap.norm()) > 1e-12 * float(own.norm()) for gap, own in ((a, first), (b, second)))
-    return max(-1.0, min(1.0, float(a @ b) / size)) if varies and size > 0 else None
+    if len(first) < 2 or any(float((own - own.mean()).norm()) <= 1e-12 * float(own.norm()) for own in both):
+        return None
+    return float(pearsonr(both[0].numpy(), both[1].numpy()).statistic)
 
 
 def spearman(first: Tensor, second: Tensor) -> float | None:
@@ -38,17 +37,13 @@ def ranks(values: Tensor) -> Tensor:
     >>> ranks(torch.tensor([5.0, 1.0, 5.0]))
     tensor([2.5000, 1.0000, 2.5000], dtype=torch.float64)
     """
-    _, place, counts = values.unique(return_inverse=True, return_counts=True)
-    found: Tensor = (counts.cumsum(0).double() - (counts.double() - 1) / 2)[place]
-    return found
+    return torch.from_numpy(rankdata(values.detach().double().cpu().numpy())).to(values.device)
 
 
 def kendall_tau(first: Tensor, second: Tensor) -> Tensor:
     """Kendall's tau-b between rows of values (..., n), float64 (...): 1 for the same order, -1 for the reverse.
 
-        tau = (concordant - discordant) / sqrt((pairs - ties in first) * (pairs - ties in second))
-
-    over all n (n - 1) / 2 pairs of places; NaN where a row holds one value only.
+    NaN where a row holds one value only.
 
     >>> kendall_tau(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([1.0, 3.0, 2.0, 4.0]))
     tensor(0.6667, dtype=torch.float64)
@@ -58,19 +53,8 @@ def kendall_tau(first: Tensor, second: Tensor) -> Tensor:
             f"expected two tensors (..., n) of one shape with n >= 2, found {tuple(first.shape)} and "
             f"{tuple(second.shape)}: rank the same things"
         )
-    units = first.shape[-1]
-    rows = (first.reshape(-1, units), second.reshape(-1, units))
-    step = max(1, _CHUNK // units**2)
-    found = [_tau(a, b) for a, b in zip(*(table.split(step) for table in rows), strict=True)]
-    return torch.cat(found).reshape(first.shape[:-1])
-
-
-def _tau(first: Tensor, second: Tensor) -> Tensor:
-    above = torch.ones(first.shape[1], first.shape[1], dtype=torch.bool, device=first.device).triu(1)
-    a, b = (
-        (rows[:, :, None] > rows[:, None]).short() - (rows[:, :, None] < rows[:, None]).short()
-        for rows in (first, second)
+    rows = zip(*(table.detach().cpu().reshape(-1, table.shape[-1]).numpy() for table in (first, second)), strict=True)
+    taus = torch.tensor(
+        [kendalltau(*pair, method="asymptotic").statistic for pair in rows], dtype=torch.float64, device=first.device
     )
-    a, b = a[:, above], b[:, above]
-    agreed = (a * b).sum(1).double()
-    return agreed / (a.abs().sum(1).double() * b.abs().sum(1).double()).sqrt()
+    return taus.reshape(first.shape[:-1])

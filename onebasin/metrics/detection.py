@@ -1,4 +1,4 @@
-"""Scores that should be higher where a population has never been: five ways to tell foreign inputs from familiar ones.
+"""Out-of-distribution detection: five scores of inputs, and how well a score separates two kinds of inputs.
 
 Each takes what the members of a population give, (members, examples, classes), and returns one score per example in
 float64, higher = more out-of-distribution. What is averaged over members, and when:
@@ -14,9 +14,7 @@ Where only averages are kept, `msp`, `entropy`, `max_logit` and `energy` take th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -24,117 +22,84 @@ from torch import Tensor
 
 from onebasin.errors import InputError
 from onebasin.metrics.entropy import entropy as _entropy
-from onebasin.metrics.entropy import mean_over_members, mutual_information
+from onebasin.metrics.entropy import mean_over_members
 from onebasin.metrics.probabilities import MEMBERS, as_probabilities, as_weights, at_most
 
-# ----------------------------------------------------------------------
-# How well a score separates foreign examples from familiar ones: areas under curves, and one point of a curve.
-
-
-Positive = Literal["outside", "inside"]
+Positive = Literal["ood", "in_distribution"]
 Weights = tuple[Tensor, Tensor]
 _WANTED = (19, 20)  # 95 % as whole numbers: 0.95 n is not exact in floating point
 
 
-def auroc(inside: Tensor, outside: Tensor, *, weights: Weights | None = None) -> Tensor:
-    """Area under the ROC curve: P(outside > inside) + 1/2 P(outside = inside) for one random score of each.
+def auroc(in_distribution: Tensor, ood: Tensor, *, weights: Weights | None = None) -> Tensor:
+    """Area under the ROC curve: P(ood > in_distribution) + 1/2 P(ood = in_distribution) for one random score of each.
 
     It is the same whichever of the two is called positive.
 
     >>> auroc(torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.3, 0.9]))  # 5 of 6 pairs, and half of a tie
     tensor(0.9167, dtype=torch.float64)
-
-    Args:
-        inside: scores of familiar examples (n,).
-        outside: scores of foreign examples (m,).
-        weights: (..., n) and (..., m).
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: these are no scores, or weights do not fit them.
     """
-    return _counted(inside, outside, weights).auroc()
+    return _counted(in_distribution, ood, weights).auroc()
 
 
-def aupr(inside: Tensor, outside: Tensor, *, positive: Positive = "outside", weights: Weights | None = None) -> Tensor:
+def aupr(in_distribution: Tensor, ood: Tensor, *, positive: Positive = "ood", weights: Weights | None = None) -> Tensor:
     """Area under the precision-recall curve as average precision, sum_t (recall_t - recall_t-1) precision_t.
 
     Thresholds t are the distinct scores, from the most to the least typical of the positive kind. There is no
     interpolation between them. It depends on the ratio of the two numbers of examples: a useless score has
     the share of positive ones.
 
-    >>> inside, outside = torch.tensor([0.1, 0.4]), torch.tensor([0.3, 0.9])
-    >>> aupr(inside, outside), aupr(inside, outside, positive="inside")
+    >>> in_distribution, ood = torch.tensor([0.1, 0.4]), torch.tensor([0.3, 0.9])
+    >>> aupr(in_distribution, ood), aupr(in_distribution, ood, positive="in_distribution")
     (tensor(0.8333, dtype=torch.float64), tensor(0.8333, dtype=torch.float64))
 
     Args:
-        inside: scores of familiar examples (n,).
-        outside: scores of foreign examples (m,).
-        positive: which kind is to be found: "outside" gives what is called AUPR-out, "inside" AUPR-in.
+        in_distribution: scores of in-distribution examples (n,).
+        ood: scores of out-of-distribution examples (m,).
+        positive: which kind is to be found: "ood" gives what is called AUPR-out, "in_distribution" AUPR-in.
         weights: (..., n) and (..., m).
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: these are no scores, weights do not fit them, or the kind is unknown.
     """
-    return _counted(inside, outside, weights).aupr(positive)
+    return _counted(in_distribution, ood, weights).aupr(positive)
 
 
-def fpr95(inside: Tensor, outside: Tensor, *, positive: Positive = "outside", weights: Weights | None = None) -> Tensor:
+def fpr95(
+    in_distribution: Tensor, ood: Tensor, *, positive: Positive = "ood", weights: Weights | None = None
+) -> Tensor:
     """Share of the negative examples that are called positive when at least 95 % of the positive ones are.
 
     The threshold is the strictest one, among the distinct scores, that calls at least 95 % of the positive examples
     positive; scores equal to it are called positive too. (Libraries that take the recall nearest to 95 % may stop below
-    it. In the literature on detection both orientations are called FPR95; "inside" is the older one.)
+    it. In the literature on detection both orientations are called FPR95; "in_distribution" is the older one.)
 
-    >>> inside, outside = torch.arange(100.0), torch.arange(50.0, 150.0)
-    >>> fpr95(inside, outside)  # 95 of 100 are at least 55, and so are 45 familiar ones
+    >>> in_distribution, ood = torch.arange(100.0), torch.arange(50.0, 150.0)
+    >>> fpr95(in_distribution, ood)  # 95 of 100 are at least 55, and so are 45 in distribution
     tensor(0.4500, dtype=torch.float64)
 
     Args:
-        inside: scores of familiar examples (n,).
-        outside: scores of foreign examples (m,).
-        positive: which kind is to be found: "outside" or "inside".
+        in_distribution: scores of in-distribution examples (n,).
+        ood: scores of out-of-distribution examples (m,).
+        positive: which kind is to be found: "ood" or "in_distribution".
         weights: (..., n) and (..., m).
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: these are no scores, weights do not fit them, or the kind is unknown.
     """
-    return _counted(inside, outside, weights).fpr95(positive)
+    return _counted(in_distribution, ood, weights).fpr95(positive)
 
 
-def separation(inside: Tensor, outside: Tensor, *, weights: Weights | None = None) -> dict[str, Tensor]:
+def separation(in_distribution: Tensor, ood: Tensor, *, weights: Weights | None = None) -> dict[str, Tensor]:
     """All of the above by name, from one sort: auroc, aupr_in, aupr_out, fpr95_in and fpr95_out.
 
     >>> found = separation(torch.tensor([0.1, 0.2]), torch.tensor([0.3, 0.9]))
     >>> {name: float(value) for name, value in found.items()}
     {'auroc': 1.0, 'aupr_in': 1.0, 'aupr_out': 1.0, 'fpr95_in': 0.0, 'fpr95_out': 0.0}
 
-    Args:
-        inside: scores of familiar examples (n,).
-        outside: scores of foreign examples (m,).
-        weights: (..., n) and (..., m).
-
     Returns:
         Each (...), a single number without weights, float64; in and out say which kind is positive.
-
-    Raises:
-        InputError: these are no scores, or weights do not fit them.
     """
-    found = _counted(inside, outside, weights)
+    counts = _counted(in_distribution, ood, weights)
     return {
-        "auroc": found.auroc(),
-        "aupr_in": found.aupr("inside"),
-        "aupr_out": found.aupr("outside"),
-        "fpr95_in": found.fpr95("inside"),
-        "fpr95_out": found.fpr95("outside"),
+        "auroc": counts.auroc(),
+        "aupr_in": counts.aupr("in_distribution"),
+        "aupr_out": counts.aupr("ood"),
+        "fpr95_in": counts.fpr95("in_distribution"),
+        "fpr95_out": counts.fpr95("ood"),
     }
 
 
@@ -142,12 +107,12 @@ def separation(inside: Tensor, outside: Tensor, *, weights: Weights | None = Non
 class _Counts:
     """How many scores of either kind are at most each distinct score, (..., 1 + distinct); the first is zero."""
 
-    inside: Tensor
-    outside: Tensor
+    in_distribution: Tensor
+    ood: Tensor
 
     def auroc(self) -> Tensor:
-        below = (self.inside[..., 1:] + self.inside[..., :-1]) / 2
-        return (self.outside.diff(dim=-1) * below).sum(-1) / (self.inside[..., -1] * self.outside[..., -1])
+        below = (self.in_distribution[..., 1:] + self.in_distribution[..., :-1]) / 2
+        return (self.ood.diff(dim=-1) * below).sum(-1) / (self.in_distribution[..., -1] * self.ood[..., -1])
 
     def aupr(self, positive: Positive) -> Tensor:
         hits, misses = self.called(positive)
@@ -162,25 +127,27 @@ class _Counts:
 
     def called(self, positive: Positive) -> tuple[Tensor, Tensor]:
         """Positive and negative examples called positive, from the strictest threshold (none) to the laxest (all)."""
-        if positive == "inside":
-            return self.inside, self.outside
-        if positive == "outside":
-            return (self.outside[..., -1:] - self.outside).flip(-1), (self.inside[..., -1:] - self.inside).flip(-1)
-        raise InputError(f'expected positive to be "outside" or "inside", found {positive!r}; choose one of them')
+        if positive == "in_distribution":
+            return self.in_distribution, self.ood
+        if positive == "ood":
+            return (self.ood[..., -1:] - self.ood).flip(-1), (
+                self.in_distribution[..., -1:] - self.in_distribution
+            ).flip(-1)
+        raise InputError(f'expected positive to be "ood" or "in_distribution", found {positive!r}; give "ood"')
 
 
-def _counted(inside: Tensor, outside: Tensor, weights: Weights | None) -> _Counts:
+def _counted(in_distribution: Tensor, ood: Tensor, weights: Weights | None) -> _Counts:
     if weights is not None and (not isinstance(weights, tuple) or len(weights) != 2):
         raise InputError(
-            "expected a pair of weights, for the scores inside and outside, found something else; draw the two kinds "
-            "separately"
+            "expected a pair of weights, for the scores in_distribution and ood, found something else; draw the two "
+            "kinds separately"
         )
-    familiar, foreign = _scores(inside, "inside"), _scores(outside, "outside").to(inside.device)
-    own, other = weights or (None, None)
-    values = torch.cat([familiar, foreign]).unique()
+    near, far = _scores(in_distribution, "in_distribution"), _scores(ood, "ood").to(in_distribution.device)
+    near_weights, far_weights = weights or (None, None)
+    values = torch.cat([near, far]).unique()
     counts = [
         torch.nn.functional.pad(at_most(scores, as_weights(count, len(scores), scores.device), values), (1, 0))
-        for scores, count in ((familiar, own), (foreign, other))
+        for scores, count in ((near, near_weights), (far, far_weights))
     ]
     return _Counts(counts[0], counts[1])
 
@@ -194,21 +161,11 @@ def _scores(values: Tensor, which: str) -> Tensor:
     return values.detach().double()
 
 
-# ----------------------------------------------------------------------
-# Scores that should be higher where a population has never been: five ways to tell foreign inputs from familiar ones
-
-
 def msp(probabilities: Tensor) -> Tensor:
     """Minus the largest average probability, -max_k mean_m p_mk (maximum softmax probability).
 
     >>> msp(torch.tensor([[[0.9, 0.1]], [[0.3, 0.7]]]))
     tensor([-0.6000], dtype=torch.float64)
-
-    Args:
-        probabilities: (members, examples, classes), or their average (examples, classes).
-
-    Raises:
-        InputError: these are no probabilities.
     """
     return -_predictive(probabilities).amax(1)
 
@@ -218,12 +175,6 @@ def entropy_score(probabilities: Tensor) -> Tensor:
 
     >>> entropy_score(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
     tensor([0.6931], dtype=torch.float64)
-
-    Args:
-        probabilities: (members, examples, classes), or their average (examples, classes).
-
-    Raises:
-        InputError: these are no probabilities.
     """
     return _entropy(_predictive(probabilities))
 
@@ -233,12 +184,6 @@ def max_logit(logits: Tensor) -> Tensor:
 
     >>> max_logit(torch.tensor([[[4.0, 0.0]], [[2.0, 6.0]]]))
     tensor([-3.], dtype=torch.float64)
-
-    Args:
-        logits: (members, examples, classes), or their average (examples, classes).
-
-    Raises:
-        InputError: these are no finite logits.
     """
     return -_mean_logits(logits).amax(1)
 
@@ -248,38 +193,25 @@ def energy(logits: Tensor) -> Tensor:
 
     >>> energy(torch.zeros(3, 1, 2))
     tensor([-0.6931], dtype=torch.float64)
-
-    Args:
-        logits: (members, examples, classes), or their average (examples, classes).
-
-    Raises:
-        InputError: these are no finite logits.
     """
     return -_mean_logits(logits).logsumexp(1)
 
 
-PROBABILITY_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
-    {"msp": msp, "entropy": entropy_score, "mutual_information": mutual_information}
-)
-LOGIT_SCORES: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({"max_logit": max_logit, "energy": energy})
+def ood_scores(probabilities: Tensor, logits: Tensor, mutual_information: Tensor) -> dict[str, Tensor]:
+    """Every score by its name, each (examples,): higher = further out of distribution.
 
-
-def all_scores(logits: Tensor) -> dict[str, Tensor]:
-    """Every score by its name, each (examples,), of member logits (members, examples, classes).
-
-    >>> list(all_scores(torch.zeros(2, 1, 3)))
-    ['msp', 'entropy', 'mutual_information', 'max_logit', 'energy']
-
-    Raises:
-        InputError: these are no finite logits of several members.
+    Args:
+        probabilities: average probabilities (examples, classes).
+        logits: average logits (examples, classes).
+        mutual_information: of the networks (examples,).
     """
-    if logits.dim() != 3:
-        raise InputError(
-            f"expected logits {MEMBERS}, found shape {tuple(logits.shape)}; give a single network as logits[None]"
-        )
-    probabilities = logits.detach().double().softmax(2)
-    found = {name: score(probabilities) for name, score in PROBABILITY_SCORES.items()}
-    return found | {name: score(logits) for name, score in LOGIT_SCORES.items()}
+    return {
+        "msp": msp(probabilities),
+        "entropy": entropy_score(probabilities),
+        "mutual_information": mutual_information,
+        "max_logit": max_logit(logits),
+        "energy": energy(logits),
+    }
 
 
 def _predictive(probabilities: Tensor) -> Tensor:

@@ -21,9 +21,6 @@ def entropy(probabilities: Tensor) -> Tensor:
 
     Args:
         probabilities: (examples, classes) or (members, examples, classes).
-
-    Raises:
-        InputError: these are no probabilities.
     """
     exact = as_probabilities(probabilities, MEMBERS if probabilities.dim() == 3 else PREDICTIVE)
     each: Tensor = torch.special.entr(exact)
@@ -45,12 +42,6 @@ def predictive_entropy(probabilities: Tensor) -> Tensor:
 
     >>> predictive_entropy(torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]]))
     tensor([0.6931], dtype=torch.float64)
-
-    Args:
-        probabilities: (members, examples, classes).
-
-    Raises:
-        InputError: these are no probabilities.
     """
     return entropy(mean_over_members(as_probabilities(probabilities, MEMBERS)))
 
@@ -60,12 +51,6 @@ def expected_entropy(probabilities: Tensor) -> Tensor:
 
     >>> expected_entropy(torch.tensor([[[1.0, 0.0]], [[0.5, 0.5]]]))
     tensor([0.3466], dtype=torch.float64)
-
-    Args:
-        probabilities: (members, examples, classes).
-
-    Raises:
-        InputError: these are no probabilities.
     """
     return mean_over_members(entropy(as_probabilities(probabilities, MEMBERS)))
 
@@ -77,12 +62,6 @@ def mutual_information(probabilities: Tensor) -> Tensor:
 
     >>> mutual_information(torch.tensor([[[1.0, 0.0], [0.3, 0.7]], [[0.0, 1.0], [0.3, 0.7]]]))
     tensor([0.6931, 0.0000], dtype=torch.float64)
-
-    Args:
-        probabilities: (members, examples, classes).
-
-    Raises:
-        InputError: these are no probabilities.
     """
     exact = as_probabilities(probabilities, MEMBERS)
     return information(mean_over_members(exact), expected_entropy(exact))
@@ -99,9 +78,6 @@ def information(average: Tensor, mean_entropy: Tensor) -> Tensor:
     Args:
         average: the mean of probabilities over members (examples, classes).
         mean_entropy: the mean of their entropies (examples,).
-
-    Raises:
-        InputError: the averages are not of the same examples.
     """
     if tuple(mean_entropy.shape) != tuple(average.shape[:-1]):
         raise InputError(

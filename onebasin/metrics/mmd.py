@@ -6,7 +6,6 @@ For samples x_1..x_m and y_1..y_n and a kernel k the unbiased estimate of the *s
 
 Its mean is 0 when the laws are equal, so it may be slightly negative; with kernels of at most 1 it stays below 2.
 
-The permutation test and the bootstrap are explained in `resampled`.
 """
 
 from __future__ import annotations
@@ -20,10 +19,6 @@ from torch import Tensor
 
 from onebasin.errors import InputError
 from onebasin.metrics.pairs import METRICS, pairwise
-
-# ----------------------------------------------------------------------
-# The k-th smallest of very many numbers, without sorting them or a copy of all: exact, in a few readings.
-
 
 _PIECE = 1 << 15  # numbers that stay in the cache, and that torch does not share out to threads, which would wait
 _FEW = 1 << 20  # numbers that are sorted out at once
@@ -70,10 +65,6 @@ def _guess(flat: Tensor, share: float) -> tuple[float, float]:
     return (float(some[low]) if low > 0 else -math.inf), (float(some[high]) if high < last else math.inf)
 
 
-# ----------------------------------------------------------------------
-# Kernels of distances, and the bandwidths at which they are looked at.
-
-
 METRIC_OF = {"laplace": "l1", "gaussian": "l2", "multiquadric": "l2"}
 RULES = ("median", "pooled", "paper", "paper-floors")
 COUNT = 10  # bandwidths in a collection
@@ -100,7 +91,7 @@ def kernel_values(distances: Tensor, bandwidth: float, kernel: str) -> Tensor:
 def metric_of(kernel: str) -> str:
     """Return the metric whose distances a kernel takes: "l1" or "l2"."""
     if kernel not in METRIC_OF:
-        raise InputError(f"expected a kernel out of {', '.join(METRIC_OF)}, found {kernel!r}: choose one of them")
+        raise InputError(f"expected a kernel out of {', '.join(METRIC_OF)}, found {kernel!r}: give 'gaussian'")
     return METRIC_OF[kernel]
 
 
@@ -122,7 +113,7 @@ def bandwidths(rule: Bandwidth, distances: Tensor, split: int) -> Tensor:
     if not isinstance(rule, str):
         return _given(rule, distances.device)
     if rule not in RULES:
-        raise InputError(f"expected bandwidth {', '.join(RULES)} or numbers, found {rule!r}: choose one of them")
+        raise InputError(f"expected bandwidth {', '.join(RULES)} or numbers, found {rule!r}: give 'median'")
     chosen = distances[:split, split:][:_FIRST, :_FIRST] if rule.startswith("paper") else distances
     if rule == "paper-floors":
         return _floored(chosen[chosen > 0].double())
@@ -151,14 +142,10 @@ def _geometric(first: float, last: float, device: torch.device) -> Tensor:
 
 
 def _given(numbers: float | Sequence[float] | Tensor, device: torch.device) -> Tensor:
-    found = torch.as_tensor(numbers, dtype=torch.float64, device=device).reshape(-1)
-    if not len(found) or not bool(((found > 0) & torch.isfinite(found)).all()):
+    widths = torch.as_tensor(numbers, dtype=torch.float64, device=device).reshape(-1)
+    if not len(widths) or not bool(((widths > 0) & torch.isfinite(widths)).all()):
         raise InputError(f"expected bandwidths above 0, found {numbers!r}: give positive numbers or a rule")
-    return found
-
-
-# ----------------------------------------------------------------------
-# The statistic of `mmd` when members change sides, and when they are drawn again.
+    return widths
 
 
 FEWEST = 3  # members of a side whose resamples differ from each other
@@ -230,16 +217,16 @@ def permutation_p(found: Tensor, rounding: Tensor | None = None) -> tuple[Tensor
     return each, float((largest >= largest[0] - near).double().mean())
 
 
-def random_counts(members: int, split: int, resamples: int, generator: torch.Generator | None) -> Tensor:
-    """How often each member is drawn when both samples are drawn anew with replacement (members, resamples)."""
-    if resamples < 1:
-        raise InputError(f"expected at least 1 resample, found {resamples}: 1000 is usual")
+def random_counts(members: int, split: int, n_resamples: int, generator: torch.Generator | None) -> Tensor:
+    """How often each member is drawn when both samples are drawn anew with replacement (members, n_resamples)."""
+    if n_resamples < 1:
+        raise InputError(f"expected at least 1 resample, found {n_resamples}: 1000 is usual")
     generator = generator or torch.Generator().manual_seed(0)
     parts = []
     for size in (split, members - split):
-        drawn = torch.randint(size, (size, resamples), generator=generator)
-        zeros = torch.zeros(size, resamples, dtype=torch.float64)
-        parts.append(zeros.scatter_add_(0, drawn, torch.ones(size, resamples, dtype=torch.float64)))
+        drawn = torch.randint(size, (size, n_resamples), generator=generator)
+        zeros = torch.zeros(size, n_resamples, dtype=torch.float64)
+        parts.append(zeros.scatter_add_(0, drawn, torch.ones(size, n_resamples, dtype=torch.float64)))
     return torch.cat(parts)
 
 
@@ -277,23 +264,19 @@ def _quadratic(matrix: Tensor, columns: Tensor) -> Tensor:
     total = columns.new_zeros(columns.shape[1])
     for start in range(0, len(matrix), _RESAMPLED_ROWS):
         stop = min(start + _RESAMPLED_ROWS, len(matrix))
-        own = columns[start:stop]
+        part = columns[start:stop]
         above = matrix[start:stop, stop:] @ columns[stop:]
-        total += (own * (matrix[start:stop, start:stop] @ own).add_(above, alpha=2)).sum(0)
+        total += (part * (matrix[start:stop, start:stop] @ part).add_(above, alpha=2)).sum(0)
     return total
 
 
-def percentiles(values: Tensor, confidence: float) -> tuple[float, float]:
+def percentiles(values: Tensor, confidence_level: float) -> tuple[float, float]:
     """The interval that leaves out equally many values on both sides; NaN is passed over."""
-    if not 0 < confidence < 1:
-        raise InputError(f"expected a confidence between 0 and 1, found {confidence}: 0.95 is usual")
-    tail = (1 - confidence) / 2
+    if not 0 < confidence_level < 1:
+        raise InputError(f"expected a confidence_level between 0 and 1, found {confidence_level}: 0.95 is usual")
+    tail = (1 - confidence_level) / 2
     low, high = values.nanquantile(torch.tensor([tail, 1 - tail], dtype=values.dtype, device=values.device)).tolist()
     return low, high
-
-
-# ----------------------------------------------------------------------
-# Do two samples come from one law? The maximum mean discrepancy, its permutation test and its bootstrap.
 
 
 @dataclass(frozen=True, eq=False)
@@ -345,8 +328,8 @@ class Pooled:
 
 
 @dataclass(frozen=True, eq=False)
-class MMDTest:
-    """What `mmd_test` found; one entry for each bandwidth.
+class PermutationTest:
+    """The result of `mmd_test`; one entry for each bandwidth.
 
     Attributes:
         squared: the estimates of the squared MMD (count,).
@@ -381,9 +364,9 @@ def mmd(
     """
     pooled = _pooled(x, y, kernel)
     widths = bandwidths(bandwidth, pooled.distances, pooled.split)
-    found = torch.stack([unbiased(kernel_matrix(pooled, float(width), kernel), pooled.split) for width in widths])
+    estimates = torch.stack([unbiased(kernel_matrix(pooled, float(width), kernel), pooled.split) for width in widths])
     single = bandwidth == "median" if isinstance(bandwidth, str) else isinstance(bandwidth, int | float)
-    return found[0] if single else found
+    return estimates[0] if single else estimates
 
 
 def mmd_test(
@@ -394,7 +377,7 @@ def mmd_test(
     bandwidth: Bandwidth = "median",
     permutations: int = 999,
     generator: torch.Generator | None = None,
-) -> MMDTest:
+) -> PermutationTest:
     """Test whether two samples of independent members come from one law.
 
     Args:
@@ -410,9 +393,9 @@ def mmd_test(
     members = len(pooled.distances)
     sides = random_sides(members, pooled.split, permutations, generator).to(pooled.distances.device)
     matrices = [kernel_matrix(pooled, float(width), kernel) for width in widths]
-    found = torch.stack([side_statistics(matrix, sides) for matrix in matrices])
-    p_values, p_value = permutation_p(found, torch.stack([rounding(matrix, pooled.split) for matrix in matrices]))
-    return MMDTest(found[:, 0], widths, p_values, p_value)
+    statistics = torch.stack([side_statistics(matrix, sides) for matrix in matrices])
+    p_values, p_value = permutation_p(statistics, torch.stack([rounding(matrix, pooled.split) for matrix in matrices]))
+    return PermutationTest(statistics[:, 0], widths, p_values, p_value)
 
 
 def mmd_interval(
@@ -421,8 +404,8 @@ def mmd_interval(
     *,
     kernel: str = "gaussian",
     bandwidth: Bandwidth = "median",
-    resamples: int = 1000,
-    confidence: float = 0.95,
+    n_resamples: int = 1000,
+    confidence_level: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> tuple[float, float]:
     """Return a bootstrap interval of the squared MMD, averaged over bandwidths; for laws that differ (see above).
@@ -434,17 +417,17 @@ def mmd_interval(
         y: as in `mmd`.
         kernel: as in `mmd`.
         bandwidth: as in `mmd`.
-        resamples: how often both samples are drawn again.
-        confidence: of the interval.
+        n_resamples: how often both samples are drawn again.
+        confidence_level: confidence level of the interval.
         generator: draws them; seeded with 0 if it is left out.
     """
     pooled = _pooled(x, y, kernel)
     split, device = pooled.split, pooled.distances.device
-    counts = random_counts(len(pooled.distances), split, resamples, generator).to(device)
+    counts = random_counts(len(pooled.distances), split, n_resamples, generator).to(device)
     widths = bandwidths(bandwidth, pooled.distances, split)
     ones = torch.ones(len(counts), dtype=torch.float64, device=device)
-    found = [weighted_statistics(kernel_matrix(pooled, float(w), kernel), ones, split, counts) for w in widths]
-    low, high = percentiles(torch.stack(found).mean(0), confidence)
+    statistics = [weighted_statistics(kernel_matrix(pooled, float(w), kernel), ones, split, counts) for w in widths]
+    low, high = percentiles(torch.stack(statistics).mean(0), confidence_level)
     return (low, high) if min(split, len(pooled.distances) - split) >= FEWEST else (math.nan, math.nan)
 
 

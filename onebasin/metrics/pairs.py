@@ -26,10 +26,6 @@ from torch import Tensor
 from onebasin.errors import InputError
 from onebasin.metrics.probabilities import MEMBERS, as_probabilities
 
-# ----------------------------------------------------------------------
-# Distances of all pairs of rows, summed over blocks of columns: nothing larger than (rows, rows) is kept.
-
-
 METRICS = ("l1", "l2")
 COLUMNS = 2048  # of one product in the precision of the rows; longer sums are taken in float64
 _ROWS = 192  # of one product, with all rows from there on: little is computed below the diagonal
@@ -57,10 +53,10 @@ class Within:
 
     def found(self) -> Tensor:
         """The squared distances so far, float64 (N, N), symmetric with zeros on the diagonal and for copies."""
-        norms, found = self.products.diagonal(), squares(self.products)
-        if len(self.prints.sums.unique()) == len(found):
-            return found
-        return _without_copies(found, (norms, norms), (self.prints, self.prints))
+        norms, distances = self.products.diagonal(), squares(self.products)
+        if len(self.prints.sums.unique()) == len(distances):
+            return distances
+        return _without_copies(distances, (norms, norms), (self.prints, self.prints))
 
 
 class Across:
@@ -106,7 +102,7 @@ class Across:
 
 def _without_copies(squares: Tensor, sizes: tuple[Tensor, Tensor], prints: tuple[Fingerprints, Fingerprints]) -> Tensor:
     """Set the distances (m, n) of copies to 0, in place; if two prints are equal by chance, their rows are not near."""
-    left, right = (own.sums for own in prints)
+    left, right = (one.sums for one in prints)
     for row in torch.isin(left, right).nonzero().flatten().tolist():
         near = squares[row] <= _NEARLY * (sizes[0][row] + sizes[1])
         squares[row].masked_fill_((left[row] == right) & near, 0)
@@ -215,28 +211,24 @@ def pairwise(rows: Tensor, metric: str = "l2") -> Tensor:
         float64 (N, N).
     """
     if metric not in METRICS:
-        raise InputError(f"expected metric {' or '.join(METRICS)}, found {metric!r}: choose one of them")
+        raise InputError(f"expected metric {' or '.join(METRICS)}, found {metric!r}: give 'l2'")
     unit = unit_of(rows.double()) if rows.numel() else 1.0
     if math.isnan(unit):
         raise InputError("expected finite rows, found NaN or infinity: leave these members out")
     total = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
-    found = Within(len(rows), rows.device)
+    sums = Within(len(rows), rows.device)
     for part in rows.split(COLUMNS, dim=1):
         wide = part.double() / unit
         if metric == "l1":
             add_absolutes(total, wide)
         else:
-            found.add(wide)
-    return (mirrored(total) if metric == "l1" else found.found().sqrt_()) * unit
+            sums.add(wide)
+    return (mirrored(total) if metric == "l1" else sums.found().sqrt_()) * unit
 
 
 def _ranges(count: int, size: int) -> list[slice]:
     """Ranges of at most `size` that cover everything."""
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
-
-
-# ----------------------------------------------------------------------
-# How much two networks disagree, for all pairs of a population at the price of one matrix product.
 
 
 # (t, v): 1/2 s log s = a + b s + sum of v exp(-t s), for 0 <= s <= 2
@@ -282,9 +274,6 @@ def pairwise_mutual_information(probabilities: Tensor) -> Tensor:
     Args:
         probabilities: (members, examples, classes). They are read in blocks of examples; beside them and the result
             about 100 MB are needed.
-
-    Raises:
-        InputError: these are no probabilities.
     """
     _check_axes(probabilities)
     members, examples, classes = probabilities.shape
@@ -321,9 +310,6 @@ def mutual_information_of_pairs(probabilities: Tensor, pairs: Tensor) -> Tensor:
     Args:
         probabilities: (members, examples, classes).
         pairs: numbers of members, integers (pairs, 2).
-
-    Raises:
-        InputError: these are no probabilities, or there are no such members.
     """
     _check_axes(probabilities)
     members, examples, classes = probabilities.shape
@@ -343,8 +329,8 @@ def mutual_information_of_pairs(probabilities: Tensor, pairs: Tensor) -> Tensor:
     chosen, places = pairs.to(probabilities.device).unique(return_inverse=True)
     for block in probabilities.detach().split(max(1, _CELLS // (len(chosen) * classes)), dim=1):
         exact = as_probabilities(block[chosen], MEMBERS)
-        own: Tensor = torch.special.entr(exact).sum((1, 2))
+        entropies: Tensor = torch.special.entr(exact).sum((1, 2))
         for number, (first, second) in enumerate(places.tolist()):
             together: Tensor = torch.special.entr((exact[first] + exact[second]) / 2)
-            total[number] += together.sum() - (own[first] + own[second]) / 2
+            total[number] += together.sum() - (entropies[first] + entropies[second]) / 2
     return (total / examples).clamp(min=0)

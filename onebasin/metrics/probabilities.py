@@ -11,10 +11,6 @@ from torch import Tensor
 
 from onebasin.errors import InputError
 
-# ----------------------------------------------------------------------
-# What the metrics of classifiers take: probabilities with classes on the last axis, and class numbers.
-
-
 PREDICTIVE, MEMBERS = "(examples, classes)", "(members, examples, classes)"
 _SUM_TOLERANCE, _SUM_TOLERANCE_HALF = 1e-3, 2e-2  # a row of rounded numbers does not sum to 1 exactly
 
@@ -28,10 +24,6 @@ def as_probabilities(values: Tensor, shape: str = PREDICTIVE) -> Tensor:
     Args:
         values: probabilities, classes on the last axis.
         shape: the axes that are expected, `PREDICTIVE` or `MEMBERS`.
-
-    Raises:
-        InputError: there are other axes, no entries, NaN or negative entries, or rows whose sum is off by more than
-            0.001 (0.02 in half precision).
     """
     axes = shape.count(",") + 1
     if values.dim() != axes or not values.numel() or not values.is_floating_point():
@@ -60,9 +52,6 @@ def as_class_numbers(targets: Tensor, probabilities: Tensor) -> Tensor:
     Args:
         targets: class numbers of any integer type.
         probabilities: what they are compared with (..., examples, classes).
-
-    Raises:
-        InputError: they are not whole numbers, not one per example, or name a class that does not exist.
     """
     examples, classes = probabilities.shape[-2:]
     if targets.is_floating_point() or targets.dtype == torch.bool or tuple(targets.shape) != (examples,):
@@ -84,9 +73,6 @@ def as_pair(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
 
     >>> [one.shape for one in as_pair(torch.eye(2), torch.eye(2))]
     [torch.Size([2, 2]), torch.Size([2, 2])]
-
-    Raises:
-        InputError: one of them is no predictive, or their shapes differ.
     """
     first, second = as_probabilities(p), as_probabilities(q).to(p.device)
     if first.shape != second.shape:
@@ -95,10 +81,6 @@ def as_pair(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
             f"{tuple(second.shape)}; compute both on the same inputs"
         )
     return first, second
-
-
-# ----------------------------------------------------------------------
-# Examples that count more than once: a bootstrap draw is a row of whole weights, and many rows are judged at on
 
 
 def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -126,24 +108,21 @@ def as_weights(weights: Tensor | None, examples: int, device: torch.device | Non
 
     >>> as_weights(None, 2)
     tensor([1., 1.], dtype=torch.float64)
-
-    Raises:
-        InputError: the last axis is not the examples', a weight is negative, or a row has no positive one.
     """
     if weights is None:
         return torch.ones(examples, dtype=torch.float64, device=device)
-    found = weights.detach().double()
-    if not found.dim() or found.shape[-1] != examples:
+    exact = weights.detach().double()
+    if not exact.dim() or exact.shape[-1] != examples:
         raise InputError(
-            f"expected weights (..., {examples}), one per example, found shape {tuple(found.shape)}; give each example "
+            f"expected weights (..., {examples}), one per example, found shape {tuple(exact.shape)}; give each example "
             "its count"
         )
-    if not bool((found >= 0).all()) or not bool((found.sum(-1) > 0).all()):
+    if not bool((exact >= 0).all()) or not bool((exact.sum(-1) > 0).all()):
         raise InputError(
             "expected weights >= 0 of which at least one is positive in each row, found others; leave weights out to "
             "count every example once"
         )
-    return found
+    return exact
 
 
 def at_most(scores: Tensor, weights: Tensor, values: Tensor) -> Tensor:

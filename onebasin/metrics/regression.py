@@ -33,12 +33,6 @@ def rmse(means: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> Te
         means: (members, examples, *shape).
         targets: (examples, *shape).
         weights: (..., examples).
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: shapes do not fit, or something is not finite.
     """
     mean, goal = _checked(means, targets)
     error = (mean.mean(0) - goal).square()
@@ -56,12 +50,6 @@ def gaussian_nll(means: Tensor, targets: Tensor, noise: float | Tensor, *, weigh
         targets: (examples, *shape).
         noise: a number or a tensor that broadcasts to `means`, positive.
         weights: (..., examples).
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: shapes do not fit, something is not finite, or noise is not positive.
     """
     return weighted_mean(-log_density(means, targets, noise), weights)
 
@@ -76,9 +64,6 @@ def log_density(means: Tensor, targets: Tensor, noise: float | Tensor) -> Tensor
         means: (members, examples, *shape).
         targets: (examples, *shape); the entries of an example are one event.
         noise: a number or a tensor that broadcasts to `means`, positive.
-
-    Raises:
-        InputError: shapes do not fit, something is not finite, or noise is not positive.
     """
     mean, goal = _checked(means, targets)
     std = _spread(noise, mean)
@@ -102,9 +87,6 @@ def central_interval(means: Tensor, noise: float | Tensor, level: float) -> tupl
 
     Returns:
         Two tensors float64 (examples, *shape).
-
-    Raises:
-        InputError: shapes do not fit, something is not finite, noise is not positive, or the level is no such number.
     """
     if not 0 < level < 1:
         raise InputError(f"expected a level between 0 and 1, found {level}; 0.95 is usual")
@@ -135,12 +117,6 @@ def coverage(
         noise: a number or a tensor that broadcasts to `means`, positive.
         level: probability inside.
         weights: (..., examples).
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: as for `central_interval`, or targets do not fit.
     """
     _, goal = _checked(means, targets)
     low, high = central_interval(means, noise, level)
@@ -159,12 +135,6 @@ def width(means: Tensor, noise: float | Tensor, level: float = 0.95, *, weights:
         noise: a number or a tensor that broadcasts to `means`, positive.
         level: probability inside.
         weights: (..., examples).
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: as for `central_interval`.
     """
     low, high = central_interval(means, noise, level)
     return weighted_mean((high - low).reshape(len(low), -1).mean(1), weights)
@@ -175,8 +145,8 @@ def _quantile(mean: Tensor, std: Tensor, share: float) -> Tensor:
 
     The quantile of a mixture lies between the smallest and the largest one of its members.
     """
-    own = mean + std * torch.special.ndtri(torch.tensor(share, dtype=torch.float64))
-    low, high = own.amin(0), own.amax(0)
+    quantile = mean + std * torch.special.ndtri(torch.tensor(share, dtype=torch.float64))
+    low, high = quantile.amin(0), quantile.amax(0)
     enough = _CLOSE * (torch.maximum(low.abs(), high.abs()) + std.amin(0))
     at: Tensor = (low + high) / 2
     for _ in range(_STEPS):
@@ -199,10 +169,10 @@ def _checked(means: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor]:
     """Means and targets in float64; without targets the first member's means stand in for them."""
     goal = means[0] if targets is None and means.dim() else targets
     if goal is None or means.dim() < 2 or not means.numel() or tuple(means.shape[1:]) != tuple(goal.shape):
-        found = None if targets is None else tuple(targets.shape)
+        shape = None if targets is None else tuple(targets.shape)
         raise InputError(
             f"expected means (members, examples, *shape) and targets (examples, *shape), found {tuple(means.shape)} "
-            f"and {found}; give a single network as means[None]"
+            f"and {shape}; give a single network as means[None]"
         )
     exact, wanted = means.detach().double(), goal.detach().to(means.device).double()
     for name, values in (("means", exact), ("targets", wanted)):

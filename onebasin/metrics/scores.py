@@ -1,6 +1,6 @@
-"""How alike two average predictives are, after equations 1 and 2 of Xiao, Liu and Bamler (2023).
+"""Scores of average predictives (examples, classes), against targets and against each other.
 
-Both are (examples, classes) for the same examples; the measures are symmetric.
+Agreement and total variation are equations 1 and 2 of Xiao, Liu and Bamler (2023); both are symmetric.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ from torch import Tensor
 
 from onebasin.metrics.probabilities import as_class_numbers, as_pair, as_probabilities, weighted_mean
 
-# ----------------------------------------------------------------------
-# How good an average predictive is, example by example: accuracy, negative log-likelihood, Brier score.
-
 
 def accuracy(probabilities: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Share of the examples whose most probable class is the target; of equally probable classes the first counts.
@@ -19,17 +16,6 @@ def accuracy(probabilities: Tensor, targets: Tensor, *, weights: Tensor | None =
     >>> import torch
     >>> accuracy(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([0, 1]))
     tensor(0.5000, dtype=torch.float64)
-
-    Args:
-        probabilities: (examples, classes).
-        targets: (examples,).
-        weights: (..., examples).
-
-    Returns:
-        (...), a single number without weights.
-
-    Raises:
-        InputError: these are no probabilities, or targets do not fit them.
     """
     exact = as_probabilities(probabilities)
     return weighted_mean((exact.argmax(1) == as_class_numbers(targets, exact)).double(), weights)
@@ -45,17 +31,6 @@ def nll(probabilities: Tensor, targets: Tensor, *, weights: Tensor | None = None
     >>> p = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
     >>> nll(p, torch.tensor([0, 0])), nll(p, torch.tensor([0, 1]))
     (tensor(0.3466, dtype=torch.float64), tensor(inf, dtype=torch.float64))
-
-    Args:
-        probabilities: (examples, classes).
-        targets: (examples,).
-        weights: (..., examples).
-
-    Returns:
-        (...), a single number without weights.
-
-    Raises:
-        InputError: these are no probabilities, or targets do not fit them.
     """
     exact = as_probabilities(probabilities)
     wanted = exact.gather(1, as_class_numbers(targets, exact)[:, None]).squeeze(1)
@@ -68,26 +43,11 @@ def brier(probabilities: Tensor, targets: Tensor, *, weights: Tensor | None = No
     >>> import torch
     >>> brier(torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([0, 1]))
     tensor(1.2500, dtype=torch.float64)
-
-    Args:
-        probabilities: (examples, classes).
-        targets: (examples,).
-        weights: (..., examples).
-
-    Returns:
-        (...), a single number without weights.
-
-    Raises:
-        InputError: these are no probabilities, or targets do not fit them.
     """
     exact = as_probabilities(probabilities)
     numbers = as_class_numbers(targets, exact)[:, None]
     gap = exact.scatter_add(1, numbers, exact.new_full((len(exact), 1), -1.0))
     return weighted_mean(gap.square().sum(1), weights)
-
-
-# ----------------------------------------------------------------------
-# How alike two average predictives are, after equations 1 and 2 of Xiao, Liu and Bamler (2023).
 
 
 def agreement(p: Tensor, q: Tensor, *, weights: Tensor | None = None) -> Tensor:
@@ -96,17 +56,6 @@ def agreement(p: Tensor, q: Tensor, *, weights: Tensor | None = None) -> Tensor:
     >>> import torch
     >>> agreement(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.7, 0.3], [0.2, 0.8]]))
     tensor(0.5000, dtype=torch.float64)
-
-    Args:
-        p: (examples, classes).
-        q: (examples, classes).
-        weights: (..., examples), see `onebasin.metrics.weighing`.
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: these are no probabilities, or their shapes differ.
     """
     first, second = as_pair(p, q)
     return weighted_mean((first.argmax(1) == second.argmax(1)).double(), weights)
@@ -118,17 +67,6 @@ def total_variation(p: Tensor, q: Tensor, *, weights: Tensor | None = None) -> T
     >>> import torch
     >>> total_variation(torch.tensor([[0.9, 0.1], [0.6, 0.4]]), torch.tensor([[0.7, 0.3], [0.2, 0.8]]))
     tensor(0.3000, dtype=torch.float64)
-
-    Args:
-        p: (examples, classes).
-        q: (examples, classes).
-        weights: (..., examples), see `onebasin.metrics.weighing`.
-
-    Returns:
-        (...), a single number without weights, float64.
-
-    Raises:
-        InputError: these are no probabilities, or their shapes differ.
     """
     first, second = as_pair(p, q)
     return weighted_mean((first - second).abs().sum(1) / 2, weights)

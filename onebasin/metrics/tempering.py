@@ -31,9 +31,6 @@ def best_temperature(logits: Tensor, targets: Tensor) -> float:
     Returns:
         T, within 1e-6 and 1e6. The lower end means that the largest logit is always right, the upper one that the
         logits say nothing.
-
-    Raises:
-        InputError: logits are not finite, of fewer than two classes, or targets do not fit them.
     """
     z = _as_logits(logits)
     wanted = z.gather(1, as_class_numbers(targets, z)[:, None]).mean()
@@ -62,9 +59,6 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
     Args:
         logits: (examples, classes).
         temperature: T > 0.
-
-    Raises:
-        InputError: logits are not finite or of fewer than two classes, or T is not positive.
     """
     if not temperature > 0:
         raise InputError(f"expected a temperature above 0, found {temperature}; 1 changes nothing")

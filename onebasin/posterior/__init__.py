@@ -1,8 +1,8 @@
 """Compact densities over weights: fit, refine, compare, draw, predict with, prune."""
 
-from onebasin.posterior.calibrate import PriorShares, prior_shares
 from onebasin.posterior.distance import Distance, carried, distance, stitch
 from onebasin.posterior.divergence import Divergence, kl, wasserstein2
+from onebasin.posterior.families import GAUSSIANS, Family, FitOptions
 from onebasin.posterior.fidelity import EXAMPLES, Fidelity, fidelity, some_of, warnings_of
 from onebasin.posterior.fit import FAMILIES, fit
 from onebasin.posterior.gaussian import (
@@ -16,23 +16,23 @@ from onebasin.posterior.gaussian import (
     Partial,
     one_of_each,
 )
-from onebasin.posterior.layout import FlatLayout
+from onebasin.posterior.layout import FlatLayout, flat_layout
+from onebasin.posterior.moments import Deviations
 from onebasin.posterior.orbit import OrbitDensity, orbit_log_density
 from onebasin.posterior.posterior import FORMAT, Posterior, load_posterior, read_parts
-from onebasin.posterior.predictive import (
+from onebasin.posterior.predict import (
     Networks,
     Output,
+    Predictive,
     PredictOptions,
     check_classes,
     check_nan,
-    check_output,
     first_of,
-    needs,
     networks_of,
-    passes,
     predict,
     stale_statistics,
 )
+from onebasin.posterior.prior_shares import PriorShares, prior_shares
 from onebasin.posterior.pruning import (
     CRITERIA,
     LEVELS,
@@ -44,7 +44,7 @@ from onebasin.posterior.pruning import (
     pruning_curve,
     transfer,
 )
-from onebasin.posterior.refine import calibrate, refine
+from onebasin.posterior.refine import fit_scales, refine
 from onebasin.posterior.units import Removal, remove_units, resized
 
 __all__ = [
@@ -52,14 +52,18 @@ __all__ = [
     "EXAMPLES",
     "FAMILIES",
     "FORMAT",
+    "GAUSSIANS",
     "LEVELS",
     "SCOPES",
     "Block",
     "Covariance",
+    "Deviations",
     "Diagonal",
     "Distance",
     "Divergence",
+    "Family",
     "Fidelity",
+    "FitOptions",
     "FlatLayout",
     "Full",
     "Gaussian",
@@ -73,25 +77,24 @@ __all__ = [
     "Point",
     "Posterior",
     "PredictOptions",
+    "Predictive",
     "PriorShares",
     "PruningCurve",
     "Removal",
-    "calibrate",
     "carried",
     "check_classes",
     "check_nan",
-    "check_output",
     "distance",
     "fidelity",
     "first_of",
     "fit",
+    "fit_scales",
+    "flat_layout",
     "kl",
     "load_posterior",
-    "needs",
     "networks_of",
     "one_of_each",
     "orbit_log_density",
-    "passes",
     "predict",
     "prior_shares",
     "prune",

@@ -1,4 +1,4 @@
-"""The mean of one posterior with the spread of another, brought into one basin first."""
+"""Two posteriors in a common basin: moved along the orbit, how far apart they are, and stitched together."""
 
 from __future__ import annotations
 
@@ -22,10 +22,6 @@ from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior
 from onebasin.state import State, check_spec
 from onebasin.symmetry import Element, Symmetry
-
-# ----------------------------------------------------------------------
-# The positive scales that bring one posterior closest to another, by descent on the distance itself.
-
 
 _STEPS = 300
 
@@ -76,13 +72,13 @@ class Scales:
 
     def element(self, logs: Tensor) -> Element:
         """The element with these log scales (size,), without orders and signs."""
-        found = self.symmetry.identity()
-        factors = {name: own.clone() for name, own in found.factors.items()}
+        identity = self.symmetry.identity()
+        factors = {name: table.clone() for name, table in identity.factors.items()}
         for (number, generator), start in self.gauges.items():
-            own = factors[self.symmetry.spaces[number].name]
+            table = factors[self.symmetry.spaces[number].name]
             part = logs[start : start + self.board.coordinates(number)].exp()
-            own[generator] = part.reshape(own[generator].shape).to(own)
-        return Element(found.orders, factors)
+            table[generator] = part.reshape(table[generator].shape).to(table)
+        return Element(identity.orders, factors)
 
     def descended(self, p: Posterior, q: Posterior, objective: str) -> Element:
         """The scales s that make the distance of the marginals of p and e^{Es} q least, from where q is.
@@ -129,10 +125,6 @@ def _kl(mean: Tensor, std: Tensor, other: Tensor, spread: Tensor, logs: Tensor) 
 _OBJECTIVES = {"kl": _kl, "wasserstein": _wasserstein}
 
 
-# ----------------------------------------------------------------------
-# A posterior moved along the orbit: the same density over functions, written in another basin.
-
-
 def carried(posterior: Posterior, element: Element, symmetry: Symmetry) -> Posterior:
     """Move a posterior by an element: draws of the result are moved draws of the original.
 
@@ -154,51 +146,52 @@ def carried(posterior: Posterior, element: Element, symmetry: Symmetry) -> Poste
             f"{element.members} elements cannot move {len(posterior.components)} components; give one for each, or a "
             "single one for all."
         )
-    moved, rests = [], []
-    for index, (component, rest) in enumerate(zip(posterior.components, posterior.rest, strict=True)):
-        own = element if element.members is None else element.member(index)
-        gaussian, beside = _moved(component, rest, own, symmetry, posterior.layout)
+    moved, moved_buffers = [], []
+    for index, (component, buffers) in enumerate(zip(posterior.components, posterior.buffers, strict=True)):
+        one = element if element.members is None else element.member(index)
+        gaussian, followed = _moved(component, buffers, one, symmetry, posterior.layout)
         moved.append(gaussian)
-        rests.append(beside)
+        moved_buffers.append(followed)
     provenance = {**posterior.provenance, "carried": True}
-    return replace(posterior, components=tuple(moved), rest=tuple(rests), provenance=provenance)
+    return replace(posterior, components=tuple(moved), buffers=tuple(moved_buffers), provenance=provenance)
 
 
 def _moved(
-    component: Gaussian, rest: State, element: Element, symmetry: Symmetry, layout: FlatLayout
+    component: Gaussian, buffers: State, element: Element, symmetry: Symmetry, layout: FlatLayout
 ) -> tuple[Gaussian, State]:
-    whole = symmetry.apply(element, _one(layout, component.centre, rest))
-    beside = {name: whole[name] for name in layout.others}
-    return Gaussian(_vectors(layout, whole), _moved_shape(component.shape, rest, element, symmetry, layout)), beside
+    whole = symmetry.apply(element, _one(layout, component.centre, buffers))
+    covariance = _moved_covariance(component.covariance, buffers, element, symmetry, layout)
+    return Gaussian(_vectors(layout, whole), covariance), {name: whole[name] for name in layout.buffer_names}
 
 
-def _moved_shape(
-    shape: Covariance, rest: State, element: Element, symmetry: Symmetry, layout: FlatLayout
+def _moved_covariance(
+    covariance: Covariance, buffers: State, element: Element, symmetry: Symmetry, layout: FlatLayout
 ) -> Covariance:
-    if not isinstance(shape, Diagonal | LowRank):
+    if not isinstance(covariance, Diagonal | LowRank):
         raise InputError(
-            f"expected diagonal or low-rank Gaussians to move, found a {shape.kind} one: draw networks from it, move "
-            "them, and fit a Gaussian to them"
+            f"expected diagonal or low-rank Gaussians to move, found a {covariance.kind} one: draw networks from it, "
+            "move them, and fit a Gaussian to them"
         )
-    spread = _one(layout, shape.scale, rest)
+    spread = _one(layout, covariance.scale, buffers)
     scale = _vectors(layout, symmetry.apply(element, spread, kind="std"))
-    if isinstance(shape, Diagonal):
+    if isinstance(covariance, Diagonal):
         return Diagonal(scale)
-    if not shape.factor.shape[1]:
-        return LowRank(scale, shape.factor)
-    columns = Population.from_stacked(_laid_out(layout, shape.factor.T, rest))
+    if not covariance.factor.shape[1]:
+        return LowRank(scale, covariance.factor)
+    columns = Population.from_stacked(_laid_out(layout, covariance.factor.T, buffers))
     moved = symmetry.apply(element, columns).stacked()
     return LowRank(scale, torch.cat([moved[name].flatten(1) for name in layout.names], 1).T.contiguous())
 
 
-def _laid_out(layout: FlatLayout, flat: Tensor, rest: Mapping[str, Tensor]) -> State:
-    """Vectors (n, D) as whole networks in the dtype of the vectors; the rest beside each of them."""
-    return layout.laid_out(flat, {name: rest[name].expand(len(flat), *rest[name].shape) for name in layout.others})
+def _laid_out(layout: FlatLayout, flat: Tensor, buffers: Mapping[str, Tensor]) -> State:
+    """Vectors (n, D) as whole networks in the dtype of the vectors, each with the same buffers."""
+    wide = {name: buffers[name].expand(len(flat), *buffers[name].shape) for name in layout.buffer_names}
+    return layout.laid_out(flat, wide)
 
 
-def _one(layout: FlatLayout, flat: Tensor, rest: Mapping[str, Tensor]) -> State:
+def _one(layout: FlatLayout, flat: Tensor, buffers: Mapping[str, Tensor]) -> State:
     """A vector (D,) as one network."""
-    return {name: value[0] for name, value in _laid_out(layout, flat[None], rest).items()}
+    return {name: value[0] for name, value in _laid_out(layout, flat[None], buffers).items()}
 
 
 def _vectors(layout: FlatLayout, state: Mapping[str, Tensor]) -> Tensor:
@@ -206,12 +199,8 @@ def _vectors(layout: FlatLayout, state: Mapping[str, Tensor]) -> Tensor:
     return torch.cat([state[name].reshape(-1) for name in layout.names])
 
 
-# ----------------------------------------------------------------------
-# Two posteriors in a common basin: how far apart they are, before and after the second is moved onto the first.
-
-
 BY = ("weights", "spread")
-HOME = "as given"
+UNMOVED = "as given"
 ORDER = "order and signs"
 SCALES_OF_P = "order, signs and the scales of p"
 CLOSEST = "order, signs and the closest scales"
@@ -264,16 +253,11 @@ class Distance:
 def onto(p: Posterior, q: Posterior, symmetry: Symmetry, *, by: str = "spread", scale: str = "reference") -> Element:
     """The element that moves q onto p.
 
-    Args:
-        p: the posterior that stays.
-        q: the posterior that moves; neither is changed.
-        symmetry: of their architecture.
-        by: "weights" matches the means; "spread" means and standard deviations together, which makes the Wasserstein
-            distance of diagonal Gaussians small.
-        scale: as in `match`.
+    "weights" matches the means; "spread" means and standard deviations together, which makes the Wasserstein distance
+    of diagonal Gaussians small. The scale is that of `match`.
     """
     if by not in BY:
-        raise InputError(f"expected by as one of {', '.join(BY)}, found {by!r}: choose one of them")
+        raise InputError(f"expected by as one of {', '.join(BY)}, found {by!r}: give 'spread'")
     spreads = (p.std, q.std) if by == "spread" else None
     return match(p.mean, q.mean, symmetry, std=spreads, scale=scale).element
 
@@ -337,13 +321,13 @@ class _Move(NamedTuple):
 
 def _moves(p: Posterior, q: Posterior, symmetry: Symmetry, by: str) -> list[_Move]:
     """The identity first, then what `match` finds without and with scales."""
-    found = [_Move(HOME, symmetry.identity(), q)]
+    moves = [_Move(UNMOVED, symmetry.identity(), q)]
     for name, scale in ((ORDER, "keep"), (SCALES_OF_P, "reference")):
         if scale == "keep" or symmetry.dimensions:
             element = onto(p, q, symmetry, by=by, scale=scale)
             with contextlib.suppress(SymmetryError):  # companions that have no exact form under scales
-                found.append(_Move(name, element, carried(q, element, symmetry)))
-    return found
+                moves.append(_Move(name, element, carried(q, element, symmetry)))
+    return moves
 
 
 def _nearest(
@@ -369,10 +353,6 @@ def _nearest(
         if value.value < (1 - _ROUNDING) * best[1].value:
             best = CLOSEST, value, element
     return values[0], best
-
-
-# ----------------------------------------------------------------------
-# The mean of one posterior with the spread of another, brought into one basin first.
 
 
 def stitch(
@@ -410,9 +390,9 @@ def stitch(
             "expected posteriors over the same weights, found other uncertain tensors in the second: fit both with "
             "the same model"
         )
-    found = onto(mean_of, sigma_of, symmetry, by=by) if element is None else element
-    moved = carried(sigma_of, found, symmetry)
+    move = onto(mean_of, sigma_of, symmetry, by=by) if element is None else element
+    moved = carried(sigma_of, move, symmetry)
     provenance = {"mean of": dict(mean_of.provenance), "spread of": dict(sigma_of.provenance)}
-    gaussian = Gaussian(mean_of.components[0].centre, moved.components[0].shape)
+    gaussian = Gaussian(mean_of.components[0].centre, moved.components[0].covariance)
     constant = {"constant_statistics": sorted(mean_of.constant_statistics)} if mean_of.constant_statistics else {}
     return replace(mean_of, components=(gaussian,), provenance={"stitch": provenance, **constant})

@@ -18,42 +18,36 @@ from onebasin.posterior.gaussian import Covariance, Diagonal, Gaussian, LowRank,
 from onebasin.posterior.posterior import Posterior
 from onebasin.state import check_spec
 
-# ----------------------------------------------------------------------
-# The two parts of a covariance that formulas for large D know: independent, and along a few directions.
 
-
-class Deviation(NamedTuple):
+class ScaleFactor(NamedTuple):
     """Covariance diag(scale^2) + factor factor^T, float64."""
 
     scale: Tensor  # (D,)
     factor: Tensor  # (D, K), K may be 0
 
 
-def spread_of(shape: Covariance) -> Deviation:
-    """The parts of a diagonal or low-rank shape.
+def spread_of(covariance: Covariance) -> ScaleFactor:
+    """The parts of a diagonal or low-rank covariance, float64.
 
     >>> import torch
     >>> spread_of(Diagonal(torch.ones(2))).factor.shape
     torch.Size([2, 0])
     """
-    if isinstance(shape, Diagonal):
-        scale = shape.scale.double()
-        return Deviation(scale, scale.new_zeros(len(scale), 0))
-    if isinstance(shape, LowRank):
-        return Deviation(shape.scale.double(), shape.factor.double())
+    if isinstance(covariance, Diagonal):
+        scale = covariance.scale.double()
+        return ScaleFactor(scale, scale.new_zeros(len(scale), 0))
+    if isinstance(covariance, LowRank):
+        return ScaleFactor(covariance.scale.double(), covariance.factor.double())
     raise InputError(
-        f"expected diagonal or low-rank Gaussians, found a {shape.kind} one: draw networks from it and fit one to them"
+        f"expected diagonal or low-rank Gaussians, found a {covariance.kind} one: draw networks from it, and fit a "
+        "diagonal Gaussian to them"
     )
-
-
-# ----------------------------------------------------------------------
-# The Bures metric: the part of the 2-Wasserstein distance of Gaussians that their covariances make.
 
 
 _DENSE = 2048  # up to so many weights covariances are written out
 
 
-def squared_bures(a: Deviation, b: Deviation) -> tuple[float, float]:
+def squared_bures(a: ScaleFactor, b: ScaleFactor) -> tuple[float, float]:
     """Lower and upper bound of d^2; they are equal where it has a closed form.
 
     With no directions it is |scale_a - scale_b|^2. If both independent parts are multiples s and t of the identity (0
@@ -78,19 +72,19 @@ def squared_bures(a: Deviation, b: Deviation) -> tuple[float, float]:
     return low, max(low, float((a.scale - b.scale).square().sum() + directions.clamp(min=0)))
 
 
-def _isotropic(spread: Deviation) -> bool:
+def _isotropic(spread: ScaleFactor) -> bool:
     return bool((spread.scale == spread.scale[0]).all())
 
 
-def _in_the_span(a: Deviation, b: Deviation) -> float:
+def _in_the_span(a: ScaleFactor, b: ScaleFactor) -> float:
     """Both covariances are multiples of the identity outside of the span of their factors."""
     together = torch.cat([a.factor, b.factor], 1)
     if together.shape[1] >= len(together):
         return _dense(_covariance(a.scale, a.factor), _covariance(b.scale, b.factor))
     basis = torch.linalg.qr(together).Q
-    kept = basis.shape[1]
-    inside = [_covariance(spread.scale[:kept], basis.T @ spread.factor) for spread in (a, b)]
-    outside: float = (len(together) - kept) * float(a.scale[0] - b.scale[0]) ** 2
+    rank = basis.shape[1]
+    inside = [_covariance(spread.scale[:rank], basis.T @ spread.factor) for spread in (a, b)]
+    outside: float = (len(together) - rank) * float(a.scale[0] - b.scale[0]) ** 2
     return _dense(inside[0], inside[1]) + outside
 
 
@@ -114,12 +108,8 @@ def _nuclear(matrix: Tensor) -> Tensor:
     return total
 
 
-def _std(spread: Deviation) -> Tensor:
+def _std(spread: ScaleFactor) -> Tensor:
     return (spread.scale.square() + spread.factor.square().sum(1)).sqrt()
-
-
-# ----------------------------------------------------------------------
-# How far two posteriors over the same weights are apart: Kullback-Leibler and 2-Wasserstein.
 
 
 _DRAWN_BYTES = 1 << 28
@@ -205,15 +195,15 @@ def gaussian_kl(p: Gaussian, q: Gaussian) -> float:
     det(I + G G^T) = det(R)^2. What is small comes from sums of squares, not from a difference of large numbers:
     v^T (I - Q Q^T) v = |v - Q y|^2 + |P y|^2 for y = Q^T v; for its diagonal see `_left_alone`.
     """
-    left, right = spread_of(p.shape), spread_of(q.shape)
+    left, right = spread_of(p.covariance), spread_of(q.covariance)
     for spread in (left, right):
         check_spread(spread.scale)
     unit = right.scale
     along, factor = right.factor / unit[:, None], left.factor / unit[:, None]
     basis: Tensor = torch.linalg.qr(_above_identity(along)).Q
     gap = ((q.centre.double() - p.centre.double()) / unit)[:, None]
-    own = ((left.scale / unit).square() * _left_alone(along, basis[: len(unit)])).sum()
-    trace = own + _quadratic(factor, basis) + _quadratic(gap, basis)
+    independent = ((left.scale / unit).square() * _left_alone(along, basis[: len(unit)])).sum()
+    trace = independent + _quadratic(factor, basis) + _quadratic(gap, basis)
     return float(0.5 * (trace - len(unit)) + _half_log_determinant(right) - _half_log_determinant(left))
 
 
@@ -228,17 +218,17 @@ def _left_alone(along: Tensor, basis: Tensor) -> Tensor:
     Where |q_i|^2 > 1/2, as of fewer than 2 K rows, it is 1 / (1 + g_i^T (I + H^T H)^-1 g_i), with H the other rows
     of G, which does not lose the digits that the difference from 1 does.
     """
-    found = 1 - basis.square().sum(1)
-    heavy = (found < 0.5).nonzero().flatten()
+    diagonal = 1 - basis.square().sum(1)
+    heavy = (diagonal < 0.5).nonzero().flatten()
     if not len(heavy):
-        return found
+        return diagonal
     light = torch.linalg.qr(_above_identity(along.index_fill(0, heavy, 0.0)), mode="r").R
     for number, row in enumerate(heavy.tolist()):
-        others = torch.cat([along[heavy[:number]], along[heavy[number + 1 :]], light])
-        root = torch.linalg.qr(others, mode="r").R
+        remaining = torch.cat([along[heavy[:number]], along[heavy[number + 1 :]], light])
+        root = torch.linalg.qr(remaining, mode="r").R
         solved = torch.linalg.solve_triangular(root.T, along[row][:, None], upper=False)
-        found[row] = 1 / (1 + solved.square().sum())
-    return found
+        diagonal[row] = 1 / (1 + solved.square().sum())
+    return diagonal
 
 
 def _quadratic(columns: Tensor, basis: Tensor) -> Tensor:
@@ -248,7 +238,7 @@ def _quadratic(columns: Tensor, basis: Tensor) -> Tensor:
     return (left - basis @ (basis.T @ left)).square().sum()  # once more, for what rounding left in the span
 
 
-def _half_log_determinant(spread: Deviation) -> Tensor:
+def _half_log_determinant(spread: ScaleFactor) -> Tensor:
     root: Tensor = torch.linalg.qr(_above_identity(spread.factor / spread.scale[:, None]), mode="r").R
     return spread.scale.log().sum() + root.diagonal().abs().log().sum()
 
@@ -256,7 +246,7 @@ def _half_log_determinant(spread: Deviation) -> Tensor:
 def _squared(p: Gaussian, q: Gaussian) -> tuple[float, float]:
     """Lower and upper bound of the squared distance of two Gaussians; equal where it is known."""
     gap = float((p.centre.double() - q.centre.double()).square().sum())
-    low, high = squared_bures(spread_of(p.shape), spread_of(q.shape))
+    low, high = squared_bures(spread_of(p.covariance), spread_of(q.covariance))
     return gap + low, gap + high
 
 
@@ -278,8 +268,8 @@ def _transported(costs: Tensor, left: Tensor, right: Tensor) -> float:
         [torch.eye(rows).repeat_interleave(columns, 1), torch.eye(columns).repeat(1, rows)]
     )  # of each row, and of each column
     totals = torch.cat([left.double() / left.double().sum(), right.double() / right.double().sum()])
-    found = linprog(costs.reshape(-1).numpy() / unit, A_eq=sums.numpy(), b_eq=totals.cpu().numpy(), method="highs")
-    return max(0.0, float(found.fun)) * unit
+    solution = linprog(costs.reshape(-1).numpy() / unit, A_eq=sums.numpy(), b_eq=totals.cpu().numpy(), method="highs")
+    return max(0.0, float(solution.fun)) * unit
 
 
 def _log_ratios(p: Posterior, q: Posterior, component: Gaussian, samples: int, generator: torch.Generator) -> Tensor:

@@ -4,41 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from onebasin.functional import Call, Inputs, Measured, call_arguments, examples_in, rows_of
-from onebasin.parallel import ExecutionOptions
+from onebasin.parallel import Executor, executor_for
 from onebasin.population import Population
 from onebasin.posterior.posterior import Posterior
-from onebasin.posterior.predictive import Output, predict
-
-# ----------------------------------------------------------------------
-# Inputs around those that are given: where a predictive should also be kept, and nobody has labels.
-
+from onebasin.posterior.predict import Output, predict
 
 Change = Callable[[Tensor], Tensor]
 
 
-def surroundings(inputs: Inputs, *, noise: float, mixed: int, generator: torch.Generator) -> Inputs:
+def augment(inputs: Inputs, *, noise: float, mixed: int, generator: torch.Generator) -> Inputs:
     """The inputs x themselves, a noisy copy of each, and `mixed` copies that are mixtures of two of them.
 
     >>> given = torch.tensor([[0.0], [1.0]])
-    >>> around = surroundings(given, noise=2.0, mixed=3, generator=torch.Generator().manual_seed(0))
-    >>> around[0].shape, bool(((around[0][4:] >= 0) & (around[0][4:] <= 1)).all())
+    >>> wide = augment(given, noise=2.0, mixed=3, generator=torch.Generator().manual_seed(0))
+    >>> wide[0].shape, bool(((wide[0][4:] >= 0) & (wide[0][4:] <= 1)).all())
     (torch.Size([10, 1]), True)
 
     Noisy: x + noise s u z, with s the standard deviation of the tensor, z standard normal numbers and u uniform in
     (0, 1) for each example, so that copies are near and far. Mixed: u x + (1 - u) x', with x' another input. Tensors
     of whole numbers, such as tokens, are copied as they are; where there are no others, nothing is added.
-
-    Args:
-        inputs: a tensor, a tuple of positional or a dict of keyword inputs, one example per row of every tensor.
-        noise: largest noise, in standard deviations; 0 for no noisy copies.
-        mixed: number of mixtures for each input.
-        generator: of everything random.
     """
     call, count = call_arguments(inputs), examples_in(inputs)
     if not any(map(_continuous, (*call[0], *call[1].values()))):
@@ -50,10 +40,10 @@ def surroundings(inputs: Inputs, *, noise: float, mixed: int, generator: torch.G
     return _joined(call, kinds)
 
 
-def around(inputs: Inputs, generator: torch.Generator) -> dict[str, Inputs]:
+def perturbed(inputs: Inputs, generator: torch.Generator) -> dict[str, Inputs]:
     """As many inputs of three other kinds; nothing where there are only whole numbers, such as tokens.
 
-    "noisy inputs" and "mixed inputs" are those of `surroundings` with noise=2 and mixed=1. "uniform noise" is drawn
+    "noisy inputs" and "mixed inputs" are those of `augment` with noise=2 and mixed=1. "uniform noise" is drawn
     between the smallest and the largest number of each tensor: inputs that look like nothing.
     """
     call, count = call_arguments(inputs), examples_in(inputs)
@@ -119,10 +109,6 @@ def _continuous(value: object) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and value.is_floating_point()
 
 
-# ----------------------------------------------------------------------
-# Does a posterior predict what the networks predict that it was fitted to? Measured on inputs, and around them.
-
-
 EXAMPLES = 300  # enough to know an agreement of 0.5 to 0.03, and 0.95 to 0.013
 _SINGLE = 8  # networks that are compared with the average of all, one by one
 
@@ -162,7 +148,7 @@ class Fidelity:
         """A sentence if `low`, else None; `where` tells on which inputs."""
         if not self.low:
             return None
-        found = (
+        numbers = (
             f"agree with the networks on {100 * self.agreement:.1f} % of {self.examples:,} {where}, less than a single "
             f"one of the networks ({100 * self.single:.1f} %)"
             if self.agreement is not None
@@ -170,7 +156,7 @@ class Fidelity:
             f"{where}, further than a single one of the networks ({self.single:.4g})"
         )
         return (
-            f"draws of this posterior {found}, by more than two standard errors: one stored network would predict "
+            f"draws of this posterior {numbers}, by more than two standard errors: one stored network would predict "
             "better. Refine it, keep more directions (low-rank) or means (mixture), or keep some of the networks"
         )
 
@@ -187,11 +173,12 @@ def fidelity(
     *,
     statistics: Measured = None,
     output: Output = "probabilities",
-    surroundings: bool = True,
+    augment: bool = True,
     examples: int = EXAMPLES,
     draws: int = 100,
     seed: int = 0,
-    **places: Unpack[ExecutionOptions],
+    workers: int | None = None,
+    executor: str | Executor | None = None,
 ) -> dict[str, Fidelity]:
     """Compare the average prediction of draws with that of networks, on inputs and on what lies around them.
 
@@ -202,29 +189,30 @@ def fidelity(
         inputs: a tensor, a tuple of positional or a dict of keyword inputs, one example per row of every tensor.
         statistics: inputs on which running statistics are measured for each draw, as in `predict`.
         output: "probabilities" for a model that returns logits of classes on axis 1, else "values".
-        surroundings: also compare on noisy copies, on mixtures of two inputs and on uniform noise, see `around`.
+        augment: also compare on noisy copies, on mixtures of two inputs and on uniform noise.
         examples: of more inputs so many are chosen at random.
         draws: networks drawn from the posterior.
-        seed: of draws, of the choice and of noise.
-        places: where the networks run.
+        seed: seed of the draws, of the choice and of the noise.
+        workers: processes that run the networks.
+        executor: "local" or the address of a Ray cluster, or an open Executor.
 
     Returns:
-        "inputs", and with surroundings "noisy inputs", "mixed inputs" and "uniform noise", as far as the inputs have
+        "inputs", and with `augment` "noisy inputs", "mixed inputs" and "uniform noise", as far as the inputs have
         floating-point tensors.
     """
     kinds: dict[str, Inputs] = {"inputs": some_of(inputs, examples, seed)}
-    if surroundings:
-        kinds |= around(kinds["inputs"], torch.Generator().manual_seed(seed))
-    found = {}
-    for name, own in kinds.items():
-        goal = predict(model, population, own, output=output, average=True, **places)
-        mean = predict(
-            model, posterior, own, output=output, average=True, draws=draws, seed=seed, statistics=statistics, **places
-        )
-        few = population[:: max(1, len(population) // _SINGLE)][:_SINGLE]
-        single = predict(model, few, own, output=output, **places).double()
-        found[name] = _compared(mean, goal, single, classes=output == "probabilities")
-    return found
+    if augment:
+        kinds |= perturbed(kinds["inputs"], torch.Generator().manual_seed(seed))
+    few = population[:: max(1, len(population) // _SINGLE)][:_SINGLE]
+    result = {}
+    with executor_for({"workers": workers, "executor": executor}) as opened:
+        given: dict[str, Any] = {"output": output, "executor": opened}
+        for name, kind in kinds.items():
+            goal = predict(model, population, kind, average=True, **given)
+            mean = predict(model, posterior, kind, average=True, draws=draws, seed=seed, statistics=statistics, **given)
+            single = predict(model, few, kind, **given).double()
+            result[name] = _compared(mean, goal, single, classes=output == "probabilities")
+    return result
 
 
 def some_of(inputs: Inputs, most: int, seed: int) -> Inputs:
@@ -245,10 +233,10 @@ def _compared(mean: Tensor, goal: Tensor, single: Tensor, *, classes: bool) -> F
         alone = (single.argmax(2) == goal.argmax(1)).double().mean(0).reshape(count, -1).mean(1)
         variation = float(((mean - goal).abs().sum(1) / 2).mean())
         return Fidelity(count, float(right.mean()), variation, None, float(alone.mean()), _above(alone - right))
-    own = (mean - goal).square().reshape(count, -1).mean(1)
+    squared = (mean - goal).square().reshape(count, -1).mean(1)
     each = (single - goal).square().reshape(len(single), count, -1).mean(2)
-    rms = float(own.mean().sqrt())
-    return Fidelity(count, None, None, rms, float(each.mean(1).sqrt().mean()), _above(own - each.mean(0)))
+    rms = float(squared.mean().sqrt())
+    return Fidelity(count, None, None, rms, float(each.mean(1).sqrt().mean()), _above(squared - each.mean(0)))
 
 
 def _above(gap: Tensor) -> bool:
@@ -257,6 +245,6 @@ def _above(gap: Tensor) -> bool:
     return float(gap.mean()) > 2 * error
 
 
-def warnings_of(found: Mapping[str, Fidelity]) -> list[str]:
-    """One sentence for each kind of inputs on which a posterior is of no use."""
-    return [text for name, own in found.items() if (text := own.warning(name)) is not None]
+def warnings_of(fidelities: Mapping[str, Fidelity]) -> list[str]:
+    """One sentence for each kind of inputs on which a single network would predict better than the posterior."""
+    return [text for name, numbers in fidelities.items() if (text := numbers.warning(name)) is not None]

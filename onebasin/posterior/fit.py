@@ -2,166 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import fields, replace
 from numbers import Integral
-from typing import Any, NamedTuple, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, check_options
+from onebasin.errors import InputError
 from onebasin.functional import statistics_in
-from onebasin.parallel import ExecutionOptions, Executor, MemoryNeeds, executor_for
-from onebasin.population import BLOCK_BYTES, Population, constant_tensors, member_bytes
-from onebasin.posterior.gaussian import Covariance, Diagonal, Gaussian, LowRank
-from onebasin.posterior.layout import FlatLayout, uncertain, vector_dtype
-from onebasin.posterior.mixture import PROJECTED, clusters
-from onebasin.posterior.moments import Deviations, Moments, leading_factor, moments, rows_at_once
+from onebasin.parallel import Executor, executor_for
+from onebasin.population import Population, constant_tensors
+from onebasin.posterior.families import GAUSSIANS, ROUNDING, FitOptions
+from onebasin.posterior.gaussian import Gaussian, LowRank
+from onebasin.posterior.layout import FlatLayout, flat_layout, vector_dtype
+from onebasin.posterior.mixture import clusters
+from onebasin.posterior.moments import Deviations, Moments, moments
 from onebasin.posterior.posterior import Posterior
 from onebasin.state import State
 
-# ----------------------------------------------------------------------
-# What may be asked of `fit`: families, their options, and which go together.
-
-
-FAMILIES = ("diagonal", "low-rank", "mixture")
-SHAPES = ("diagonal", "low-rank")
-_COUNTS = ("rank", "passes", "oversample", "restarts", "steps", "seed")
+MIXTURE = "mixture"
+FAMILIES = (*GAUSSIANS, MIXTURE)
+_OF_MIXTURES = frozenset({"covariance", "pooled", "restarts", "steps", "seed"})
+_COUNTS = {"rank": 1, "passes": 0, "oversample": 0, "restarts": 1, "steps": 1, "seed": None}  # whole numbers, least
 _SWITCHES = ("diagonal", "pooled")
-
-
-class FitOptions(ExecutionOptions, total=False):
-    """Options of `fit`; where it runs is said as in `ExecutionOptions`.
-
-    Attributes:
-        passes: of low rank: power passes over the population (2); more for directions whose variances differ little.
-        oversample: of low rank: directions that are searched beyond the rank (10).
-        diagonal: of low rank: keep what the directions leave of each weight's variance as independent noise (True).
-            False leaves it out: draws then stay in the plane of the directions, and there is no density.
-        shape: of a mixture: "diagonal" or "low-rank" components ("diagonal").
-        pooled: of a mixture: all components share one spread, that of members around their component's mean (False).
-        restarts: of a mixture by k-means: starts that are tried (10).
-        steps: of a mixture by k-means: steps at most (50).
-        seed: for random projections and starts (0).
-    """
-
-    passes: int
-    oversample: int
-    diagonal: bool
-    shape: str
-    pooled: bool
-    restarts: int
-    steps: int
-    seed: int
-
-
-class FitPlan(NamedTuple):
-    """What was asked for, checked and complete; `clusters` are those of k-means, None where there is none."""
-
-    shape: str
-    rank: int
-    clusters: int | None = None
-    passes: int = 2
-    oversample: int = 10
-    diagonal: bool = True
-    pooled: bool = False
-    restarts: int = 10
-    steps: int = 50
-    seed: int = 0
-
-    def facts(self, family: str) -> dict[str, Any]:
-        """The options that this family reads, by name."""
-        rank = {"rank": self.rank} if self.shape == "low-rank" else {}
-        return rank | {name: getattr(self, name) for name in sorted(_read(family, self.shape))}
-
-
-def plan(family: str, rank: int | None, components: object, options: FitOptions) -> FitPlan:
-    """Refuse what does not go together, and fill in the rest."""
-    if family not in FAMILIES:
-        raise InputError(f"expected a family out of {', '.join(FAMILIES)}, found {family!r}: choose one of them")
-    shape = options.get("shape", "diagonal") if family == "mixture" else family
-    if shape not in SHAPES:
-        raise InputError(f"expected a shape out of {', '.join(SHAPES)}, found {shape!r}: choose one of them")
-    own = {name: value for name, value in options.items() if name not in ExecutionOptions.__annotations__}
-    check_options(own, _read(family, shape), f"fit of {family!r} with {shape!r} Gaussians")
-    _check_whole({"rank": rank, **own})
-    if isinstance(components, bool):
-        raise InputError(
-            f'expected components as a number of clusters, "chains" or one per member, found {components}: give one'
-        )
-    if (shape == "low-rank") != (rank is not None) or (rank is not None and rank < 1):
-        raise InputError(
-            f"expected a rank from 1 on for low-rank Gaussians and none for diagonal ones, found rank={rank} with "
-            f"{shape!r}: {'give one, such as rank=20' if shape == 'low-rank' else 'leave it out'}"
-        )
-    if (family == "mixture") != (components is not None):
-        raise InputError(
-            f"expected components for a mixture and for nothing else, found components={components!r} with {family!r}: "
-            'give a number of clusters, "chains", or the component of each member to family="mixture"'
-        )
-    given: dict[str, Any] = {"rank": rank or 0, **own, "shape": shape, "clusters": _clusters(components)}
-    counts: dict[str, Any] = {name: int(value) for name, value in given.items() if name in _COUNTS}
-    made = FitPlan(**{**given, **counts})
-    if min(made.passes, made.oversample) < 0:
-        raise InputError(
-            f"expected passes and oversample from 0 on, found {made.passes} and {made.oversample}: leave them out "
-            "for 2 and 10"
-        )
-    return made
-
-
-def _clusters(components: object) -> int | None:
-    return int(components) if isinstance(components, Integral) else None
-
-
-def _check_whole(options: Mapping[str, object]) -> None:
-    """Refuse counts that are no whole numbers, and switches that are neither on nor off."""
-    for name, value in options.items():
-        if name in _COUNTS and value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
-            raise InputError(f"expected {name} as a whole number, found {value!r}: give one such as 2")
-        if name in _SWITCHES and not isinstance(value, bool):
-            raise InputError(f"expected {name} as True or False, found {value!r}: give one of them")
-
-
-def _read(family: str, shape: str) -> set[str]:
-    mixture = {"shape", "pooled", "restarts", "steps", "seed"} if family == "mixture" else set()
-    return mixture | ({"passes", "oversample", "diagonal", "seed"} if shape == "low-rank" else set())
-
-
-# ----------------------------------------------------------------------
-# How much memory a fit takes, at most: in this process, and for work on one shard.
-
-
-_WAITING = 4  # results of a shard in memory at once: where it is made, packed, and two that wait to be collected
-
-
-def fit_bytes(population: Population, layout: FlatLayout, groups: int, columns: int) -> MemoryNeeds:
-    """Upper estimates.
-
-    Args:
-        population: the networks.
-        layout: of the weights that are fitted.
-        groups: components.
-        columns: L of the widest product (D, L) with all deviations; 0 if there is none.
-    """
-    moments = 16 * sum(tensor.size for tensor in population.spec.values()) * groups  # mean and squares, float64
-    block = min(population.nbytes, max(BLOCK_BYTES, member_bytes(population.spec)))
-    each, here = 4 * block + _WAITING * moments, 3 * moments  # a block is read, copied, and in part made float64
-    if columns:
-        row = vector_dtype(layout).itemsize * layout.size
-        product = row * columns
-        each = max(each, 3 * row * rows_at_once(layout, len(population)) + (1 + _WAITING) * product + 3 * row * groups)
-        here += 4 * product + 24 * len(population) * columns
-    return {"each": each, "here": here}
-
-
-# ----------------------------------------------------------------------
-# A density fitted to a population: raw and aligned ones by the same code, in memory or from disk.
-
-
 _WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-_ROUNDING = 64  # times the precision: a smaller part of a variance is not known from a difference
 
 
 def fit(
@@ -171,7 +37,16 @@ def fit(
     rank: int | None = None,
     components: int | str | Sequence[int] | Tensor | None = None,
     model: nn.Module | None = None,
-    **options: Unpack[FitOptions],
+    passes: int = 2,
+    oversample: int = 10,
+    diagonal: bool = True,
+    covariance: str = "diagonal",
+    pooled: bool = False,
+    restarts: int = 10,
+    steps: int = 50,
+    seed: int = 0,
+    workers: int | None = None,
+    executor: str | Executor | None = None,
 ) -> Posterior:
     """Fit a Gaussian, or a mixture of Gaussians, to a population; it is read in blocks and never held.
 
@@ -184,8 +59,8 @@ def fit(
     Running statistics of norms are averaged over members (of each component), integers are the first member's.
 
     >>> population = Population.from_stacked({"w": torch.tensor([[1.0, 0.0], [3.0, 0.0]])})
-    >>> found = fit(population)
-    >>> found.mean, found.std
+    >>> posterior = fit(population)
+    >>> posterior.mean, posterior.std
     ({'w': tensor([2., 0.])}, {'w': tensor([1.4142, 0.0000])})
 
     Args:
@@ -194,57 +69,110 @@ def fit(
         rank: number of directions of low-rank Gaussians.
         components: of a mixture: a number of k-means clusters, "chains" for one component per chain, or the component
             of each member (N,). A component of one network has no spread of its own: see `pooled`.
-        model: tells which tensors are parameters and which are tied; see `uncertain` for what is done without it.
-        options: see `FitOptions`; where the networks are read, as in `ExecutionOptions`, does not change the result.
+        model: tells which tensors are parameters and which are tied; without it their names and values do, see
+            `flat_layout`.
+        passes: of low rank: power passes over the population; more for directions whose variances differ little.
+        oversample: of low rank: directions that are searched beyond the rank.
+        diagonal: of low rank: keep what the directions leave of each weight's variance as independent noise. False
+            leaves it out: draws then stay in the plane of the directions, and there is no density.
+        covariance: of a mixture: "diagonal" or "low-rank" components.
+        pooled: of a mixture: all components share one spread, that of members around their component's mean.
+        restarts: of a mixture by k-means: starts that are tried.
+        steps: of a mixture by k-means: steps at most.
+        seed: seed of random projections and starts.
+        workers: processes that read the networks; the result does not depend on their number.
+        executor: "local" or the address of a Ray cluster, or an open Executor.
 
     Raises:
-        InputError: too few networks for a spread, or options that do not fit the family.
+        InputError: too few networks for a spread, or an option that the family does not read.
         SpecError: a network holds NaN or infinity, or the model is of another architecture.
     """
-    asked = plan(family, rank, components, options)
+    options = FitOptions(
+        rank=rank, passes=passes, oversample=oversample, diagonal=diagonal, covariance=covariance, pooled=pooled,
+        restarts=restarts, steps=steps, seed=seed,
+    )  # fmt: skip
+    read = _check(family, components, options)
     if len(population) < 2:
         raise InputError(f"a spread needs at least 2 networks, found {len(population)}: give more networks")
-    layout = uncertain(population, model)
-    labels = _labels(population, components) if asked.clusters is None else None
-    groups = max(1, asked.clusters or 0) if labels is None else int(labels.max()) + 1
-    columns = max(PROJECTED if labels is None else 0, asked.rank + asked.oversample if asked.rank else 0)
-    with executor_for(options, **fit_bytes(population, layout, groups, columns)) as executor:
-        if labels is None:
-            limits = {"restarts": asked.restarts, "steps": asked.steps, "seed": asked.seed}
-            labels = clusters(population, layout, asked.clusters or 0, **limits, executor=executor).labels
-        found = _fitted(population, layout, labels, asked, executor)
-    facts = asked.facts(family) | _rank(found.components, asked)
-    told = _provenance(population, family, components, labels.bincount(), facts)
-    return replace(found, provenance={**told, **found.provenance})
+    layout = flat_layout(population, model)
+    kind = covariance if family == MIXTURE else family
+    with executor_for({"workers": workers, "executor": executor}) as opened:
+        count = _cluster_count(components)
+        if count is None:
+            labels = _labels(population, components)
+        else:
+            limits = {"restarts": restarts, "steps": steps, "seed": seed}
+            labels = clusters(population, layout, count, **limits, executor=opened).labels
+        posterior = _fitted(population, layout, labels, kind, options, opened)
+    facts = {name: getattr(options, name) for name in sorted(read)} | _rank(posterior.components, rank)
+    provenance = _provenance(population, family, components, labels.bincount(), facts)
+    return replace(posterior, provenance={**provenance, **posterior.provenance})
+
+
+def _cluster_count(components: object) -> int | None:
+    """The number of clusters, None where components are given in another way."""
+    return int(components) if isinstance(components, Integral) else None
+
+
+def _check(family: str, components: object, options: FitOptions) -> frozenset[str]:
+    """Raise `InputError` where options do not go together; return the names of those that the family reads."""
+    if family not in (*GAUSSIANS, MIXTURE):
+        known = ", ".join((*GAUSSIANS, MIXTURE))
+        raise InputError(f'expected a family out of {known}, found {family!r}: give "diagonal"')
+    kind = options.covariance if family == MIXTURE else family
+    if kind not in GAUSSIANS:
+        raise InputError(f'expected a covariance out of {", ".join(GAUSSIANS)}, found {kind!r}: give "diagonal"')
+    read = GAUSSIANS[kind].options | (_OF_MIXTURES if family == MIXTURE else frozenset())
+    for option in fields(options):
+        name, value = option.name, getattr(options, option.name)
+        if name in _SWITCHES and not isinstance(value, bool):
+            raise InputError(f"expected {name} as True or False, found {value!r}: give {option.default}")
+        if name in _COUNTS and value is not None:
+            least = _COUNTS[name]
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            if not whole or (least is not None and value < least):
+                from_on = "" if least is None else f" from {least} on"
+                raise InputError(f"expected {name} as a whole number{from_on}, found {value!r}: give 2")
+        if name not in read and value != option.default:
+            raise InputError(f"fit of {family!r} with {kind!r} Gaussians does not read {name}={value!r}: leave it out")
+    if "rank" in read and options.rank is None:
+        raise InputError(f"expected a rank for {kind!r} Gaussians, found none: give one, such as rank=20")
+    if isinstance(components, bool) or (family == MIXTURE) != (components is not None):
+        raise InputError(
+            f"expected components for a mixture and for nothing else, found components={components!r} with {family!r}: "
+            'give a number of clusters, "chains", or the component of each member to family="mixture"'
+        )
+    return read
 
 
 def _fitted(
-    population: Population, layout: FlatLayout, groups: Tensor, asked: FitPlan, executor: Executor
+    population: Population, layout: FlatLayout, groups: Tensor, kind: str, options: FitOptions, executor: Executor
 ) -> Posterior:
     """One Gaussian for each group of members."""
-    beside = [name for name in layout.others if layout.spec[name].dtype.is_floating_point and layout.spec[name].size]
-    found = moments(population, (*layout.names, *beside), groups, executor)
-    gaussians = _gaussians(population, groups, layout, found, asked, executor)
-    rest = [_rest(population, groups, group, layout, found) for group in range(len(found.counts))]
-    told = {"constant_statistics": same} if (same := _constant(layout, found)) else {}
-    return Posterior(tuple(gaussians), found.counts.double() / len(population), layout, tuple(rest), told)
+    specs = {name: layout.spec[name] for name in layout.buffer_names}
+    averaged = [name for name, spec in specs.items() if spec.dtype.is_floating_point and spec.size]
+    known = moments(population, (*layout.names, *averaged), groups, executor)
+    gaussians = _gaussians(population, groups, layout, known, kind, options, executor)
+    buffers = [_buffers(population, groups, group, layout, known) for group in range(len(known.counts))]
+    provenance = {"constant_statistics": constant} if (constant := _constant(layout, known)) else {}
+    return Posterior(tuple(gaussians), known.counts.double() / len(population), layout, tuple(buffers), provenance)
 
 
-def _constant(layout: FlatLayout, found: Moments) -> list[str]:
+def _constant(layout: FlatLayout, known: Moments) -> list[str]:
     """Running means that, with the variances beside them, are the same in all networks, up to rounding of a mean."""
-    sizes = [layout.spec[name].size for name in found.names]
-    means = dict(zip(found.names, found.mean.split(sizes, 1), strict=True))
-    squares = dict(zip(found.names, found.squares.split(sizes, 1), strict=True))
-    alone = bool((found.counts < 2).any())  # such a component shows no spread: it must agree with the others
+    sizes = [layout.spec[name].size for name in known.names]
+    means = dict(zip(known.names, known.mean.split(sizes, 1), strict=True))
+    squares = dict(zip(known.names, known.squares.split(sizes, 1), strict=True))
+    alone = bool((known.counts < 2).any())  # such a component shows no spread: it must agree with the others
 
     def still(name: str) -> bool:
-        limit = _ROUNDING * torch.finfo(torch.float64).eps * means[name].abs()
-        within = squares[name] <= limit.square() * found.counts[:, None]
+        limit = ROUNDING * torch.finfo(torch.float64).eps * means[name].abs()
+        within = squares[name] <= limit.square() * known.counts[:, None]
         agree = (means[name] - means[name][:1]).abs() <= limit
         return bool(within.all()) and (not alone or bool(agree.all()))
 
-    beside = {name: f"{name.removesuffix('running_mean')}running_var" for name in statistics_in(layout.others)}
-    return [name for name, other in beside.items() if all(still(own) for own in (name, other) if own in means)]
+    pairs = [(name, f"{name.removesuffix('running_mean')}running_var") for name in statistics_in(layout.buffer_names)]
+    return [pair[0] for pair in pairs if all(still(name) for name in pair if name in means)]
 
 
 def _labels(population: Population, components: Any) -> Tensor:
@@ -271,73 +199,56 @@ def _labels(population: Population, components: Any) -> Tensor:
             f"expected the component of each of {len(population)} members as integers, found {what}: give one integer "
             "per member"
         )
-    found: Tensor = labels.unique(return_inverse=True)[1]
-    return found
+    numbered: Tensor = labels.unique(return_inverse=True)[1]
+    return numbered
 
 
 def _gaussians(
-    population: Population, groups: Tensor, layout: FlatLayout, found: Moments, asked: FitPlan, executor: Executor
+    population: Population,
+    groups: Tensor,
+    layout: FlatLayout,
+    known: Moments,
+    kind: str,
+    options: FitOptions,
+    executor: Executor,
 ) -> list[Gaussian]:
     """One Gaussian for each group of networks; `groups` (members,) is the group of each."""
-    size, dtype = layout.size, vector_dtype(layout)
-    means = found.mean[:, :size]
-    if asked.pooled:
+    size, dtype, estimate = layout.size, vector_dtype(layout), GAUSSIANS[kind].estimate
+    means = known.mean[:, :size]
+    if options.pooled:
         rows = Deviations(population, layout, means, groups, executor=executor)
-        shape = _shape(rows, found.pooled_std()[:size], dtype, asked)
-        return [Gaussian(mean.to(dtype), shape) for mean in means]
-    made = []
-    for group, (mean, std) in enumerate(zip(means, found.std()[:, :size], strict=True)):
+        covariance = estimate(rows, known.pooled_std()[:size], dtype, options)
+        return [Gaussian(mean.to(dtype), covariance) for mean in means]
+    gaussians = []
+    for group, (mean, std) in enumerate(zip(means, known.std()[:, :size], strict=True)):
         part = population if len(means) == 1 else population[(groups == group).nonzero().flatten()]
         rows = Deviations(part, layout, mean[None], executor=executor)
-        made.append(Gaussian(mean.to(dtype), _shape(rows, std, dtype, asked)))
-    return made
+        gaussians.append(Gaussian(mean.to(dtype), estimate(rows, std, dtype, options)))
+    return gaussians
 
 
-def _shape(rows: Deviations, std: Tensor, dtype: torch.dtype, asked: FitPlan) -> Covariance:
-    """The spread of networks around the means of their groups, which together have this std (D,)."""
-    narrow = std.to(dtype)
-    if asked.shape == "diagonal":
-        return Diagonal(narrow)
-    factor = leading_factor(
-        rows,
-        rows.size,
-        asked.rank,
-        degrees=rows.degrees,
-        oversample=asked.oversample,
-        passes=asked.passes,
-        like=narrow,
-        seed=asked.seed,
-    )
-    if not asked.diagonal:
-        return LowRank(torch.zeros_like(narrow), factor)
-    variance = std.square()
-    left = variance - factor.square().sum(1, dtype=torch.float64)
-    left[left < _ROUNDING * torch.finfo(narrow.dtype).eps * variance] = 0.0
-    return LowRank(left.sqrt().to(narrow), factor)
-
-
-def _rest(population: Population, groups: Tensor, group: int, layout: FlatLayout, found: Moments) -> State:
-    """What a network of this component has beside the vector: averages of statistics, the first member's integers.
+def _buffers(population: Population, groups: Tensor, group: int, layout: FlatLayout, known: Moments) -> State:
+    """The buffers of a network of this component: averages of statistics, the first member's integers.
 
     What is the same in all members is taken as it is, since an average may round.
     """
-    own = population.member(int((groups == group).nonzero()[0]))
-    sizes = [layout.spec[name].size for name in found.names]
-    average = dict(zip(found.names, found.mean[group].split(sizes), strict=True))
-    for name in constant_tensors(population, [name for name in layout.others if name in average]):
+    first = population.member(int((groups == group).nonzero()[0]))
+    sizes = [layout.spec[name].size for name in known.names]
+    average = dict(zip(known.names, known.mean[group].split(sizes), strict=True))
+    for name in constant_tensors(population, [name for name in layout.buffer_names if name in average]):
         del average[name]
     return {
-        name: average[name].reshape(own[name].shape).to(own[name].dtype) if name in average else own[name]
-        for name in layout.others
+        name: average[name].reshape(first[name].shape).to(first[name].dtype) if name in average else first[name]
+        for name in layout.buffer_names
     }
 
 
-def _rank(gaussians: Sequence[Gaussian], asked: FitPlan) -> dict[str, Any]:
+def _rank(gaussians: Sequence[Gaussian], asked: int | None) -> dict[str, Any]:
     """The number of directions, or that of each component where they differ; what was asked for, if that is more."""
-    ranks = [own.shape.factor.shape[1] for own in gaussians if isinstance(own.shape, LowRank)]
-    if not ranks or set(ranks) == {asked.rank}:
+    ranks = [gaussian.covariance.factor.shape[1] for gaussian in gaussians if isinstance(gaussian.covariance, LowRank)]
+    if not ranks or set(ranks) == {asked}:
         return {}
-    return {"rank": ranks[0] if len(set(ranks)) == 1 else ranks, "rank_asked": asked.rank}
+    return {"rank": ranks[0] if len(set(ranks)) == 1 else ranks, "rank_asked": asked}
 
 
 def _provenance(

@@ -1,4 +1,4 @@
-"""All shapes by the name under which they are stored."""
+"""Gaussians over flat weight vectors, and the covariances they can have."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ from torch import Tensor
 
 from onebasin.errors import InputError
 
-# ----------------------------------------------------------------------
-# One Gaussian over flat weight vectors: a centre, and a shape that knows how draws spread around it.
-
-
 LOG_TWO_PI = math.log(2 * math.pi)
 
 
@@ -23,7 +19,7 @@ class Covariance(Protocol):
     """How a Gaussian spreads around its centre: a covariance matrix (D, D) that is seldom written out.
 
     Attributes:
-        kind: the name under which the shape is stored.
+        kind: the name under which the covariance is stored.
     """
 
     kind: ClassVar[str]
@@ -42,16 +38,16 @@ class Covariance(Protocol):
         """Log density of offsets (..., D) from the centre, float64 (...)."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything the shape is made of; `from_tensors` makes an equal one of it."""
+        """The tensors that define the covariance; `from_tensors` makes an equal one of them."""
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
-        """The shape whose `tensors` these are."""
+        """The covariance whose `tensors` these are."""
 
 
 @dataclass(frozen=True, eq=False)
 class Gaussian:
-    """N(centre, covariance of the shape), over weight vectors (D,).
+    """N(centre, covariance), over weight vectors (D,).
 
     >>> gaussian = Gaussian(torch.zeros(3), Diagonal(torch.ones(3)))
     >>> gaussian.draw_flat(2, torch.Generator().manual_seed(0)).shape
@@ -59,27 +55,27 @@ class Gaussian:
     """
 
     centre: Tensor
-    shape: Covariance
+    covariance: Covariance
 
     def __post_init__(self) -> None:
-        if tuple(self.centre.shape) != (self.shape.size,):
+        if tuple(self.centre.shape) != (self.covariance.size,):
             raise InputError(
-                f"expected a centre ({self.shape.size},) for a {self.shape.kind} shape of that size, found "
-                f"{tuple(self.centre.shape)}: give both the same number of weights"
+                f"expected a centre ({self.covariance.size},) for a {self.covariance.kind} covariance of that size, "
+                f"found {tuple(self.centre.shape)}: give both the same number of weights"
             )
 
     @property
     def size(self) -> int:
         """D."""
-        return self.shape.size
+        return self.covariance.size
 
     def draw_flat(self, count: int, generator: torch.Generator) -> Tensor:
         """Draws (count, D) in the dtype of the centre."""
-        return self.centre + self.shape.noise(count, generator).to(self.centre)
+        return self.centre + self.covariance.noise(count, generator).to(self.centre)
 
     def log_density(self, flat: Tensor) -> Tensor:
         """Log density of weight vectors (..., D), float64 (...)."""
-        return self.shape.log_density(flat.double() - self.centre.double())
+        return self.covariance.log_density(flat.double() - self.centre.double())
 
 
 def standard_normal(size: Sequence[int], like: Tensor, generator: torch.Generator) -> Tensor:
@@ -90,8 +86,8 @@ def standard_normal(size: Sequence[int], like: Tensor, generator: torch.Generato
 def check_vector(values: Tensor, what: str) -> None:
     """Refuse standard deviations that are no vector of finite numbers from zero up."""
     if values.dim() != 1 or not bool((torch.isfinite(values) & (values >= 0)).all()):
-        found = f"shape {tuple(values.shape)}" if values.dim() != 1 else "negative or non-finite numbers"
-        raise InputError(f"expected {what} as a vector (D,) of finite numbers >= 0, found {found}: correct them")
+        problem = f"shape {tuple(values.shape)}" if values.dim() != 1 else "negative or non-finite numbers"
+        raise InputError(f"expected {what} as a vector (D,) of finite numbers >= 0, found {problem}: correct them")
 
 
 def check_spread(std: Tensor) -> None:
@@ -107,10 +103,6 @@ def one_of_each(gaussians: Sequence[Gaussian], generators: Sequence[torch.Genera
     """One draw from every Gaussian with a generator of its own, (n, D)."""
     pairs = zip(gaussians, generators, strict=True)
     return torch.cat([gaussian.draw_flat(1, generator) for gaussian, generator in pairs])
-
-
-# ----------------------------------------------------------------------
-# Independent weights: a covariance that is a diagonal.
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,10 +152,6 @@ class Diagonal:
         return cls(tensors["scale"])
 
 
-# ----------------------------------------------------------------------
-# A diagonal and a few directions: the covariance that SWAG fits.
-
-
 @dataclass(frozen=True, eq=False)
 class LowRank:
     """Covariance diag(scale^2) + factor factor^T; draws are scale * z1 + factor z2 with standard normal z1, z2.
@@ -199,9 +187,9 @@ class LowRank:
 
     def noise(self, count: int, generator: torch.Generator) -> Tensor:
         """Draws (count, D) with mean zero."""
-        own = standard_normal((count, self.size), self.scale, generator)
+        independent = standard_normal((count, self.size), self.scale, generator)
         along = standard_normal((count, self.factor.shape[1]), self.factor, generator)
-        return self.scale * own + along @ self.factor.T
+        return self.scale * independent + along @ self.factor.T
 
     def log_density(self, offset: Tensor) -> Tensor:
         """Log density of offsets (..., D), float64 (...), at the cost of a (K, K) system.
@@ -231,10 +219,6 @@ class LowRank:
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Self:
         """Invert `tensors`."""
         return cls(tensors["scale"], tensors["factor"])
-
-
-# ----------------------------------------------------------------------
-# A covariance with all its entries.
 
 
 @dataclass(frozen=True, eq=False)
@@ -325,10 +309,6 @@ def _root(matrix: Tensor, what: str) -> Tensor:
             "add something to its diagonal, such as a prior"
         )
     return root
-
-
-# ----------------------------------------------------------------------
-# One block of the covariance for each tensor, diagonal in a basis that is a Kronecker product.
 
 
 class Block(NamedTuple):
@@ -430,22 +410,18 @@ class Kronecker:
         return cls([Block(*pair, tensors[f"{index}.scale"]) for index, pair in enumerate(sides)])
 
 
-# ----------------------------------------------------------------------
-# Spread in some weights only, such as those of the last layer; the others stay at the centre.
-
-
-_INNER: dict[str, type[Covariance]] = {shape.kind: shape for shape in (Diagonal, LowRank, Full, Kronecker)}
+_INNER: dict[str, type[Covariance]] = {own.kind: own for own in (Diagonal, LowRank, Full, Kronecker)}
 
 
 @dataclass(frozen=True, eq=False)
 class Partial:
-    """A shape over the entries `places`, zero spread elsewhere.
+    """A covariance of the entries `places`, such as those of the last layer; zero spread elsewhere.
 
     >>> Partial(Diagonal(torch.ones(1)), torch.tensor([2]), 4).std()
     tensor([0., 0., 1., 0.])
 
     Attributes:
-        inner: the shape of the entries that vary.
+        inner: the covariance of the entries that vary.
         places: where they are in the flat vector, int64 (inner.size,), each once.
         size: D.
     """
@@ -456,12 +432,12 @@ class Partial:
     kind: ClassVar[str] = "partial"
 
     def __post_init__(self) -> None:
-        found = self.places.tolist() if self.places.dim() == 1 else []
-        inside = all(type(place) is int and 0 <= place < self.size for place in found)
-        if len(found) != self.inner.size or len(set(found)) < len(found) or not inside:
+        places = self.places.tolist() if self.places.dim() == 1 else []
+        valid = all(type(place) is int and 0 <= place < self.size for place in places)
+        if len(places) != self.inner.size or len(set(places)) < len(places) or not valid:
             raise InputError(
-                f"expected {self.inner.size} different places out of {self.size} weights, found {len(found)}, "
-                f"{len(set(found))} of them different: give one place per weight of the inner shape"
+                f"expected {self.inner.size} different places out of {self.size} weights, found {len(places)}, "
+                f"{len(set(places))} of them different: give one place per weight of the inner covariance"
             )
 
     def std(self) -> Tensor:
@@ -488,12 +464,5 @@ class Partial:
         """Invert `tensors`."""
         inner = {name: value for name, value in tensors.items() if name not in ("places", "size")}
         kind = next(iter(inner), "").split(".")[0]
-        shape = _INNER[kind].from_tensors({name.removeprefix(f"{kind}."): value for name, value in inner.items()})
-        return cls(shape, tensors["places"], int(tensors["size"]))
-
-
-# ----------------------------------------------------------------------
-# All shapes by the name under which they are stored.
-
-
-SHAPES: dict[str, type[Covariance]] = {shape.kind: shape for shape in (Diagonal, LowRank, Full, Kronecker, Partial)}
+        covariance = _INNER[kind].from_tensors({name.removeprefix(f"{kind}."): value for name, value in inner.items()})
+        return cls(covariance, tensors["places"], int(tensors["size"]))

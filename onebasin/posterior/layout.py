@@ -1,4 +1,4 @@
-"""Which tensors of a population are uncertain weights: the model tells, or else their names and values do."""
+"""The flat vector of trained weights: which numbers of a network are in it, and where each lies."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ from onebasin.errors import SpecError
 from onebasin.population import Population, constant_tensors
 from onebasin.state import Spec, State, as_spec, check_spec, dtype_name, shared_names, trained_parameters
 
-# ----------------------------------------------------------------------
-# Which numbers of a network are uncertain, and where each lies in a flat vector (D,).
-
 
 @dataclass(frozen=True, eq=False)
 class FlatLayout:
@@ -22,8 +19,8 @@ class FlatLayout:
 
     >>> from onebasin.state import TensorSpec
     >>> spec = {"w": TensorSpec((2, 1), torch.float32), "steps": TensorSpec((), torch.int64)}
-    >>> coordinates = FlatLayout(("w",), spec, {})
-    >>> coordinates.networks(torch.tensor([[1.0, 2.0]]), {"steps": torch.tensor([7])})
+    >>> layout = FlatLayout(("w",), spec, {})
+    >>> layout.networks(torch.tensor([[1.0, 2.0]]), {"steps": torch.tensor([7])})
     {'w': tensor([[[1.], [2.]]]), 'steps': tensor([7])}
 
     Attributes:
@@ -52,8 +49,8 @@ class FlatLayout:
         return sum(self.sizes)
 
     @property
-    def others(self) -> tuple[str, ...]:
-        """Names of the tensors that are not in the vector."""
+    def buffer_names(self) -> tuple[str, ...]:
+        """Names of the tensors that are not in the vector: buffers, and parameters that are not trained."""
         return tuple(name for name in self.spec if self.tied.get(name, name) not in self.names)
 
     def flat(self, state: Mapping[str, Tensor]) -> Tensor:
@@ -69,26 +66,22 @@ class FlatLayout:
             if (first := self.tied.get(name, name)) in pieces
         }
 
-    def networks(self, flat: Tensor, others: Mapping[str, Tensor]) -> State:
-        """Whole networks (n, *shape) in the dtypes of the spec, from vectors (n, D) and stacked other tensors."""
-        return {name: value.to(self.spec[name].dtype) for name, value in self.laid_out(flat, others).items()}
+    def networks(self, flat: Tensor, buffers: Mapping[str, Tensor]) -> State:
+        """Whole networks (n, *shape) in the dtypes of the spec, from vectors (n, D) and stacked buffers."""
+        return {name: value.to(self.spec[name].dtype) for name, value in self.laid_out(flat, buffers).items()}
 
-    def laid_out(self, flat: Tensor, others: Mapping[str, Tensor]) -> State:
+    def laid_out(self, flat: Tensor, buffers: Mapping[str, Tensor]) -> State:
         """The same in the dtypes of what is given."""
         pieces = dict(zip(self.names, flat.split(self.sizes, dim=-1), strict=True))
         return {
-            name: (pieces[first] if (first := self.tied.get(name, name)) in pieces else others[name]).reshape(
+            name: (pieces[first] if (first := self.tied.get(name, name)) in pieces else buffers[name]).reshape(
                 len(flat), *tensor.shape
             )
             for name, tensor in self.spec.items()
         }
 
 
-# ----------------------------------------------------------------------
-# Which tensors of a population are uncertain weights: the model tells, or else their names and values do.
-
-
-def uncertain(population: Population, model: nn.Module | None = None) -> FlatLayout:
+def flat_layout(population: Population, model: nn.Module | None = None) -> FlatLayout:
     """The layout of the uncertain weights of a population.
 
     With a model: its trained parameters, see `trained_parameters`, tied ones once. Without one: all floating-point
@@ -97,7 +90,7 @@ def uncertain(population: Population, model: nn.Module | None = None) -> FlatLay
     member, and not the same in all members, count as one tied tensor.
 
     >>> population = Population.from_models([nn.BatchNorm1d(2), nn.BatchNorm1d(2)])
-    >>> uncertain(population).names
+    >>> flat_layout(population).names
     ('weight', 'bias')
 
     Raises:
@@ -124,12 +117,12 @@ def _real(population: Population, names: Sequence[str]) -> list[str]:
                 f"expected real weights, found {dtype_name(population.spec[name].dtype)} under {name}: store real and "
                 "imaginary parts as two tensors (torch.view_as_real)"
             )
-    found = [name for name in names if population.spec[name].dtype.is_floating_point and population.spec[name].size]
-    if not found:
+    real = [name for name in names if population.spec[name].dtype.is_floating_point and population.spec[name].size]
+    if not real:
         raise SpecError(
             "expected floating-point weights, found none in the population: give networks with parameters to infer"
         )
-    return found
+    return real
 
 
 def _equal_everywhere(population: Population, names: list[str]) -> dict[str, str]:
@@ -144,7 +137,7 @@ def _equal_everywhere(population: Population, names: list[str]) -> dict[str, str
         moving |= {name for group in groups for name in group if not bool((block[name] == begin[name]).all())}
         if not groups:
             break
-    return {name: own for own, *others in groups if own in moving for name in others}
+    return {name: first for first, *equal in groups if first in moving for name in equal}
 
 
 def _equal_groups(state: State, names: list[str]) -> list[list[str]]:
@@ -153,11 +146,11 @@ def _equal_groups(state: State, names: list[str]) -> list[list[str]]:
     for name in names:
         value: Tensor = state[name]
         alike = groups.setdefault((tuple(value.shape), value.dtype), [])
-        own = next((group for group in alike if torch.equal(state[group[0]], value)), None)
-        if own is None:
+        group_of = next((group for group in alike if torch.equal(state[group[0]], value)), None)
+        if group_of is None:
             alike.append([name])
         else:
-            own.append(name)
+            group_of.append(name)
     return [group for alike in groups.values() for group in alike if len(group) > 1]
 
 

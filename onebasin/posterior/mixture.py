@@ -47,19 +47,12 @@ def clusters(
 ) -> Clusters:
     """Split a population into `count` clusters by k-means (k-means++ starts, the best of several restarts).
 
-    >>> from onebasin.posterior.layout import uncertain
+    >>> from onebasin.posterior.layout import flat_layout
     >>> population = Population.from_stacked({"w": torch.tensor([[0.0], [9.0], [1.0], [8.0]])})
-    >>> clusters(population, uncertain(population), 2).labels
+    >>> clusters(population, flat_layout(population), 2).labels
     tensor([0, 1, 0, 1])
 
-    Args:
-        population: the population.
-        layout: which of its numbers count.
-        count: of clusters; none is empty.
-        restarts: starts that are tried.
-        steps: of each, and on the weights, at most.
-        seed: for the projection and the starts.
-        executor: who reads the population; this process by default. Restarts take place here.
+    None is empty. The population is read by the executor, restarts take place in this process.
     """
     if not 1 <= count <= len(population) or restarts < 1 or steps < 1:
         raise InputError(
@@ -68,8 +61,8 @@ def clusters(
         )
     readers, generator = executor or SerialExecutor(), torch.Generator().manual_seed(seed)
     points = _projected(population, layout, generator, readers)
-    found = min((_settled(points, count, steps, generator) for _ in range(restarts)), key=lambda pair: pair[1])
-    return _improved(population, layout, found[0], steps, readers)
+    labels, _ = min((_lloyd(points, count, steps, generator) for _ in range(restarts)), key=lambda pair: pair[1])
+    return _improved(population, layout, labels, steps, readers)
 
 
 def _projected(population: Population, layout: FlatLayout, generator: torch.Generator, readers: Executor) -> Tensor:
@@ -84,18 +77,18 @@ def _projected(population: Population, layout: FlatLayout, generator: torch.Gene
     return Deviations(population, layout, centre, executor=readers).times(turn.to(centre.device)).double().cpu()
 
 
-def _settled(points: Tensor, count: int, steps: int, generator: torch.Generator) -> tuple[Tensor, float]:
+def _lloyd(points: Tensor, count: int, steps: int, generator: torch.Generator) -> tuple[Tensor, float]:
     """Labels (N,) and inertia after Lloyd's steps from one k-means++ start."""
     centres = points[_spread_out(points, count, generator)]
     labels = torch.full((len(points),), -1)
     distances = torch.zeros(len(points), dtype=torch.float64)
     for _ in range(steps):
-        distances, found = _squared(points, centres).min(1)
-        found = _none_empty(found, distances, count)
-        if torch.equal(found, labels):
+        distances, nearest = _squared(points, centres).min(1)
+        nearest = _none_empty(nearest, distances, count)
+        if torch.equal(nearest, labels):
             break
-        labels = found
-        centres = torch.stack([points[labels == executor].mean(0) for executor in range(count)])
+        labels = nearest
+        centres = torch.stack([points[labels == cluster].mean(0) for cluster in range(count)])
     return labels, float(distances.sum())
 
 
@@ -121,11 +114,11 @@ def _squared(points: Tensor, centres: Tensor) -> Tensor:
 def _none_empty(labels: Tensor, distances: Tensor, count: int) -> Tensor:
     """Give each empty cluster the member that is farthest from its centre, out of clusters with several."""
     labels, distances = labels.clone(), distances.clone()
-    for executor in range(count):
+    for cluster in range(count):
         sizes = torch.bincount(labels, minlength=count)
-        if not int(sizes[executor]):
+        if not int(sizes[cluster]):
             farthest = int(distances.masked_fill(sizes[labels] < 2, -1.0).argmax())
-            labels[farthest], distances[farthest] = executor, 0.0
+            labels[farthest], distances[farthest] = cluster, 0.0
     return labels
 
 
@@ -136,10 +129,10 @@ def _improved(population: Population, layout: FlatLayout, labels: Tensor, steps:
     for step in range(1, steps + 1):
         known = moments(population, layout.names, labels, readers)
         inertia = float(known.squares.sum())
-        found = _by_appearance(_nearest(population, layout, known.mean, count, readers))
-        if torch.equal(found, labels):
+        nearest = _by_appearance(_nearest(population, layout, known.mean, count, readers))
+        if torch.equal(nearest, labels):
             return Clusters(labels, inertia, step)
-        labels = found
+        labels = nearest
     return Clusters(labels, float(moments(population, layout.names, labels, readers).squares.sum()), steps)
 
 

@@ -13,7 +13,6 @@ weights by Q Q^T instead does not promise that.)
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,39 +26,15 @@ from onebasin.population import Population, block_members, parts, readers
 from onebasin.posterior.layout import FlatLayout, vector_dtype
 from onebasin.state import State
 
-# ----------------------------------------------------------------------
-# A matrix X (N, D) that is too large to be held, and is read whenever it is multiplied.
-
-
 Rows = Callable[[], Iterator[tuple[int, Tensor]]]
 """Begins a reading: yields (start, rows (n, D)) of X, which may be reused for the next."""
 
 
-class Matrix(ABC):
-    """X (N, D); every product is one reading."""
-
-    @abstractmethod
-    def times(self, right: Tensor) -> Tensor:
-        """X right, (N, L), for `right` (D, L)."""
-
-    @abstractmethod
-    def gathered(self, left: Tensor, width: int) -> Tensor:
-        """X^T left, (D, L), for `left` (N, L) and D = `width`."""
-
-    @abstractmethod
-    def turned(self, right: Tensor) -> Tensor:
-        """X^T X right, (D, L), for `right` (D, L)."""
-
-    @abstractmethod
-    def lengths(self) -> Tensor:
-        """The squared norm of each row, float64 (N,)."""
-
-
 @dataclass(frozen=True, eq=False)
-class Read(Matrix):
-    """A matrix that is read in this process.
+class RowMatrix:
+    """A matrix X (N, D) that is too large to be held, and is read, in this process, whenever it is multiplied.
 
-    >>> halves = Read(lambda: iter([(0, torch.eye(2)), (2, torch.ones(1, 2))]))
+    >>> halves = RowMatrix(lambda: iter([(0, torch.eye(2)), (2, torch.ones(1, 2))]))
     >>> halves.turned(torch.ones(2, 1)).flatten().tolist(), halves.lengths().tolist()
     ([3.0, 3.0], [1.0, 1.0, 2.0])
     """
@@ -67,30 +42,26 @@ class Read(Matrix):
     rows: Rows
 
     def times(self, right: Tensor) -> Tensor:
-        """Row block by row block."""
+        """X right, (N, L), for `right` (D, L)."""
         return torch.cat([block @ right for _, block in self.rows()])
 
     def gathered(self, left: Tensor, width: int) -> Tensor:
-        """Summed over row blocks."""
+        """X^T left, (D, L), for `left` (N, L) and D = `width`."""
         total = left.new_zeros(width, left.shape[1])
         for start, block in self.rows():
             total.addmm_(block.T, left[start : start + len(block)])
         return total
 
     def turned(self, right: Tensor) -> Tensor:
-        """Summed over row blocks."""
+        """X^T X right, (D, L), for `right` (D, L)."""
         total = torch.zeros_like(right)
         for _, block in self.rows():
             total.addmm_(block.T, block @ right)
         return total
 
     def lengths(self) -> Tensor:
-        """Row block by row block."""
+        """The squared norm of each row, float64 (N,)."""
         return torch.cat([block.square().sum(1, dtype=torch.float64) for _, block in self.rows()])
-
-
-# ----------------------------------------------------------------------
-# Mean and spread of a population, read once, block by block; for groups of members as well as for all.
 
 
 _SHARE = 16  # networks in a shard for each group, at least: what comes back are the numbers of four of them
@@ -144,12 +115,6 @@ def moments(population: Population, names: Sequence[str], groups: Tensor, execut
             [8.]], dtype=torch.float64), tensor([[2.],
             [0.]], dtype=torch.float64))
 
-    Args:
-        population: the members.
-        names: the tensors to look at, floating-point ones.
-        groups: the group of each member.
-        executor: who reads them; this process by default.
-
     Raises:
         SpecError: a member holds NaN or infinity, or numbers whose squares are infinite.
     """
@@ -162,9 +127,9 @@ def moments(population: Population, names: Sequence[str], groups: Tensor, execut
     )
     size = max(block_members(population.spec), _SHARE * number)
     shards = ((members, groups[start : start + len(members)]) for start, members in parts(population, size))
-    for present, own in readers(population, executor or SerialExecutor()).map(_moments, shards, shared=total.names):
+    for present, part in readers(population, executor or SerialExecutor()).map(_moments, shards, shared=total.names):
         for row, group in enumerate(present):
-            _merge(total, group, int(own.counts[row]), own.mean[row], own.squares[row])
+            _merge(total, group, int(part.counts[row]), part.mean[row], part.squares[row])
     if not bool(torch.isfinite(total.squares).all()):
         raise _not_finite(population, names)
     return total
@@ -176,16 +141,16 @@ def _moments(names: tuple[str, ...], shard: tuple[Population, Tensor]) -> tuple[
     present: list[int] = groups.unique().tolist()
     sizes = [members.spec[name].size for name in names]
     room = torch.zeros(2, len(present), sum(sizes), dtype=torch.float64, device=_device(members))
-    found = Moments(names, torch.zeros(len(present), dtype=torch.int64), room[0], room[1])
+    total = Moments(names, torch.zeros(len(present), dtype=torch.int64), room[0], room[1])
     for start, block in members.blocks():
         labels = groups[start : start + len(next(iter(block.values())))]
         for row, group in enumerate(present):
             chosen = (labels == group).nonzero().flatten()
             if len(chosen):
-                own = [_own(_rows(block[name], chosen)) for name in names]
-                mean, squares = (torch.cat(pieces) for pieces in zip(*own, strict=True))
-                _merge(found, row, len(chosen), mean, squares)
-    return present, found
+                pairs = [_own(_rows(block[name], chosen)) for name in names]
+                mean, squares = (torch.cat(pieces) for pieces in zip(*pairs, strict=True))
+                _merge(total, row, len(chosen), mean, squares)
+    return present, total
 
 
 def _rows(values: Tensor, chosen: Tensor) -> Tensor:
@@ -262,27 +227,18 @@ def _device(population: Population) -> torch.device:
     return next(iter(next(population.blocks(1))[1].values())).device
 
 
-# ----------------------------------------------------------------------
-# The deviations of networks from their centres as a matrix (N, D), multiplied shard by shard wherever the work
-
-
 _DEVIATIONS_SHARE = 4  # networks in a shard for each column of a product (D, L), which comes back from every shard
 _Shard = tuple[Population, Tensor, Tensor | None]
 
 
-class Deviations(Matrix):
+class Deviations:
     """X (N, D) with a row w - centre of its group for each network w, in the precision of `vector_dtype`.
 
     Attributes:
         size: N and D.
         degrees: N - G, the divisor of an unbiased covariance.
 
-    Args:
-        population: N networks.
-        layout: which D of their numbers.
-        centres: of G groups, float64 (G, D).
-        groups: the group of each network, int64 (N,); all are of one if it is left out.
-        executor: who reads and multiplies.
+    Centres are those of G groups, float64 (G, D); groups the group of each network, int64 (N,), one for all by default.
     """
 
     def __init__(
@@ -336,7 +292,7 @@ class _Work:
 
     def __call__(self, what: tuple[str, Tensor | None], shard: _Shard) -> Tensor:
         members, groups, left = shard
-        x = Read(partial(deviations, members, self.layout, self.centres, groups))
+        x = RowMatrix(partial(deviations, members, self.layout, self.centres, groups))
         name, right = what
         if left is not None:
             return x.gathered(left, self.layout.size)
@@ -353,15 +309,11 @@ def _sum(parts: Iterator[Tensor]) -> Tensor:
     return total
 
 
-# ----------------------------------------------------------------------
-# The leading directions of a population by random projection (Halko, Martinsson and Tropp, 2011), in a few readings.
-
-
 _PIECE_VALUES = 1 << 20  # of a factor that are held in float64 at once
 
 
 def leading_factor(
-    rows: Rows | Matrix,
+    x: Deviations | RowMatrix,
     size: tuple[int, int],
     rank: int,
     *,
@@ -375,23 +327,16 @@ def leading_factor(
 
     Exact, up to rounding, where K + oversample reaches the number of networks.
 
-    Args:
-        rows: X, or what begins a reading of it.
-        size: N and D.
-        rank: K; no more columns are returned than `degrees`, for there are no more directions.
-        degrees: the divisor of the covariance, such as N - 1.
-        oversample: further directions that are searched, L = K + oversample.
-        passes: power passes, one reading each; more find directions whose variances differ little.
-        like: dtype and device to compute in.
-        seed: for the random projection.
+    `size` is N and D. No more columns than `degrees`, the divisor of the
+    covariance, are returned: there are no more directions. L = rank + oversample directions are searched, in power
+    passes of one reading each, in the dtype and on the device of `like`.
     """
-    x = rows if isinstance(rows, Matrix) else Read(rows)
     count, width = size
-    kept = min(rank, degrees)
+    columns = min(rank, degrees)
     searched = min(rank + oversample, count)
     if searched == count:  # nothing to project: the networks themselves span everything
         factor = x.gathered(torch.eye(count, dtype=like.dtype, device=like.device), width)
-        return _ordered(factor)[:, :kept] / math.sqrt(degrees)
+        return _ordered(factor)[:, :columns] / math.sqrt(degrees)
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(count, searched, generator=generator, dtype=torch.float64).to(like)
     basis = _orthonormal(x.gathered(start, width))
@@ -399,7 +344,7 @@ def leading_factor(
         basis = _orthonormal(x.turned(basis))
     projected = x.times(basis)
     del basis
-    left: Tensor = torch.linalg.svd(projected.double(), full_matrices=False).U[:, :kept]
+    left: Tensor = torch.linalg.svd(projected.double(), full_matrices=False).U[:, :columns]
     return _ordered(x.gathered(left.to(like), width)) / math.sqrt(degrees)
 
 

@@ -26,10 +26,6 @@ from onebasin.posterior.posterior import Posterior
 from onebasin.state import State, check_state
 from onebasin.symmetry import Element, Symmetry
 
-# ----------------------------------------------------------------------
-# Random elements near a given one, with known probabilities: what importance sampling over an orbit needs.
-
-
 _BALANCED = 20  # rounds of Sinkhorn's scaling
 
 
@@ -187,10 +183,6 @@ def _drawn(log_odds: Tensor, generator: torch.Generator | None) -> Tensor:
     return (log_odds - (-noise.clamp(min=1e-300).log()).log()).argmax(-1)
 
 
-# ----------------------------------------------------------------------
-# The density of a network averaged over its orbit: how probable a function is, whichever of its copies is looke
-
-
 _CHUNK = 1 << 24  # scores of so many numbers at once
 
 
@@ -304,7 +296,7 @@ class _Orbit:
 
         - 1/2 |(g.w - mean) / std|^2 = <mean / std^2, g.w> - <1 / (2 std^2), g.w^2> + constant.
         """
-        spread = component.shape.std().double()
+        spread = component.covariance.std().double()
         pull = self._tensors(component.centre.double() / spread.square())
         hold = self._tensors(-0.5 / spread.square())
         weights = {name: value.double() for name, value in self.state.items()}
@@ -327,8 +319,10 @@ class _Orbit:
     def _some(self, component: Gaussian, vertices: list[Vertex]) -> Tensor:
         """Log densities (n,) at the network moved by each of n elements at once."""
         elements = [self.assignment.element(vertex) for vertex in vertices]
-        orders = {name: torch.stack([own.orders[name] for own in elements]) for name in elements[0].orders}
-        factors = {name: torch.stack([own.factors[name] for own in elements], 1) for name in elements[0].factors}
+        orders = {name: torch.stack([element.orders[name] for element in elements]) for name in elements[0].orders}
+        factors = {
+            name: torch.stack([element.factors[name] for element in elements], 1) for name in elements[0].factors
+        }
         copies = {name: value.expand(len(elements), *value.shape) for name, value in self.state.items()}
         batch = Element(orders, factors, len(elements))
         moved = self.symmetry.apply(batch, Population.from_stacked(copies)).stacked()
@@ -337,15 +331,17 @@ class _Orbit:
 
 def _best(overlap: Overlap) -> Vertex:
     """The element with the largest log density that the search finds."""
-    found = search(overlap)
+    searched = search(overlap)
     vertex, value, _ = polish(overlap, overlap.assignment.identity())
-    return vertex if value > found.value else found.vertex
+    return vertex if value > searched.value else searched.vertex
 
 
 def _portions(samples: int, overlap: Overlap) -> list[int]:
     """Cut a number of draws so that the scores of one portion fit in memory."""
     signs = overlap.assignment.signs
-    scores = (2 ** len(own) * part.shape[-1] ** 2 for own, part in zip(signs, overlap.linear, strict=True))
+    scores = (
+        2 ** len(characters) * part.shape[-1] ** 2 for characters, part in zip(signs, overlap.linear, strict=True)
+    )
     step = max(1, _CHUNK // max(scores, default=1))
     return [min(step, samples - start) for start in range(0, samples, step)]
 

@@ -1,4 +1,8 @@
-"""What inference found, as a density: a mixture of Gaussians over the weights of one architecture."""
+"""A density over the weights of one architecture, as a mixture of Gaussians; and its file.
+
+The file is one safetensors file: tensors by role, everything else as JSON in the header; nothing is unpickled. Tensors
+that are equal are kept once, and tensors of zeros only not at all.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +19,16 @@ from torch import Tensor, nn
 from onebasin.errors import InputError, OnebasinError, SpecError, StorageError
 from onebasin.functional import Measured, refreshed, statistics_in, warn_stale
 from onebasin.population import Population
-from onebasin.posterior.gaussian import SHAPES, Covariance, Gaussian
+from onebasin.posterior.families import covariance_class
+from onebasin.posterior.gaussian import Covariance, Gaussian
 from onebasin.posterior.layout import FlatLayout
 from onebasin.state import Spec, State, as_spec, check_state, spec_from_json, spec_to_json
 from onebasin.storage import make_folder, need_space, read_header, read_tensors, write_tensors
 
-# ----------------------------------------------------------------------
-# What a posterior costs to keep: tensors that are equal are kept once, and tensors of nothing but zeros not at
-
-
 _PROBES = 16  # numbers of a tensor by which most unequal ones are told apart
 
 
-class Kept(NamedTuple):
+class UniqueTensors(NamedTuple):
     """Tensors without repetition.
 
     Attributes:
@@ -41,49 +42,49 @@ class Kept(NamedTuple):
     zeros: dict[str, Tensor]
 
 
-def kept(tensors: Mapping[str, Tensor]) -> Kept:
+def unique_tensors(tensors: Mapping[str, Tensor]) -> UniqueTensors:
     """Sort tensors `<component>.<role>` into those that have to be written, repetitions within a role, and zeros.
 
-    >>> found = kept({"0.scale": torch.ones(2), "1.scale": torch.ones(2), "0.centre": torch.zeros(2)})
-    >>> list(found.tensors), found.same, list(found.zeros)
+    >>> unique = unique_tensors({"0.scale": torch.ones(2), "1.scale": torch.ones(2), "0.centre": torch.zeros(2)})
+    >>> list(unique.tensors), unique.same, list(unique.zeros)
     (['0.scale'], {'1.scale': '0.scale'}, ['0.centre'])
     """
-    found = Kept({}, {}, {})
+    unique = UniqueTensors({}, {}, {})
     alike: dict[tuple[object, ...], list[str]] = {}
     for name, value in tensors.items():
         bits = _bits(value)
         if not bool(bits.any()):
-            found.zeros[name] = value
+            unique.zeros[name] = value
             continue
         probes = bits[:: max(1, len(bits) // _PROBES)].tolist()
-        others = alike.setdefault((name.partition(".")[2], value.dtype, tuple(value.shape), *probes), [])
-        first = next((other for other in others if torch.equal(_bits(found.tensors[other]), bits)), None)
+        candidates = alike.setdefault((name.partition(".")[2], value.dtype, tuple(value.shape), *probes), [])
+        first = next((other for other in candidates if torch.equal(_bits(unique.tensors[other]), bits)), None)
         if first is None:
-            found.tensors[name] = value
-            others.append(name)
+            unique.tensors[name] = value
+            candidates.append(name)
         else:
-            found.same[name] = first
-    return found
+            unique.same[name] = first
+    return unique
 
 
-def stored_networks(components: Sequence[Gaussian]) -> float:
+def storage_of(components: Sequence[Gaussian]) -> float:
     """Numbers needed to write the Gaussians down, divided by D: a mean and a standard deviation are 2 networks.
 
     Numbers, not bytes: those of float16 networks are kept in float32, and take twice the bytes of such a network.
 
     >>> from onebasin.posterior.gaussian import Diagonal
-    >>> stored_networks([Gaussian(torch.zeros(3) + shift, Diagonal(torch.ones(3))) for shift in (1, 2)])
+    >>> storage_of([Gaussian(torch.zeros(3) + shift, Diagonal(torch.ones(3))) for shift in (1, 2)])
     3.0
     """
     named = {
         f"{index}.{role}": value
         for index, component in enumerate(components)
-        for role, value in {"centre": component.centre, **component.shape.tensors()}.items()
+        for role, value in {"centre": component.centre, **component.covariance.tensors()}.items()
     }
-    return sum(value.numel() for value in kept(named).tensors.values()) / max(1, components[0].size)
+    return sum(value.numel() for value in unique_tensors(named).tensors.values()) / max(1, components[0].size)
 
 
-def same_shape(a: Covariance, b: Covariance) -> bool:
+def same_covariance(a: Covariance, b: Covariance) -> bool:
     """Whether two Gaussians spread alike, bit for bit."""
     left, right = a.tensors(), b.tensors()
     return a.kind == b.kind and left.keys() == right.keys() and all(_same(left[name], right[name]) for name in left)
@@ -98,13 +99,9 @@ def _bits(value: Tensor) -> Tensor:
     return value.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-# ----------------------------------------------------------------------
-# A posterior in one safetensors file: tensors by role, everything else as JSON in the header; nothing is unpick
-
-
 FORMAT = "onebasin-posterior"
 VERSION = 2
-_COUNTS = (".shape.places", ".shape.size")  # whole numbers among the tensors of a shape
+_COUNTS = (".shape.places", ".shape.size")  # whole numbers among the tensors of a covariance
 _ZEROS, _TIMES = 1 << 30, 64  # bytes of zeros that a file may stand for: so many, or so many times its tensors
 
 
@@ -114,23 +111,23 @@ class Parts(NamedTuple):
     components: tuple[Gaussian, ...]
     weights: Tensor
     layout: FlatLayout
-    rest: tuple[State, ...]
+    buffers: tuple[State, ...]
     provenance: Mapping[str, Any]
 
 
-def kept_parts(parts: Parts) -> Kept:
+def unique_parts(parts: Parts) -> UniqueTensors:
     """All tensors of a posterior by the names of the file, without repetition."""
     tensors: State = {"weights": parts.weights}
-    for index, (component, rest) in enumerate(zip(parts.components, parts.rest, strict=True)):
+    for index, (component, buffers) in enumerate(zip(parts.components, parts.buffers, strict=True)):
         tensors[f"{index}.centre"] = component.centre
-        tensors |= {f"{index}.shape.{name}": value for name, value in component.shape.tensors().items()}
-        tensors |= {f"{index}.rest.{name}": value for name, value in rest.items()}
-    return kept(tensors)
+        tensors |= {f"{index}.shape.{name}": value for name, value in component.covariance.tensors().items()}
+        tensors |= {f"{index}.rest.{name}": value for name, value in buffers.items()}
+    return unique_tensors(tensors)
 
 
 def write_parts(path: Path, parts: Parts) -> None:
     """Write a posterior; readers see the whole file or the one before."""
-    once = kept_parts(parts)
+    once = unique_parts(parts)
     facts = _facts(parts) | {"same": json.dumps(once.same), "zeros": spec_to_json(as_spec(once.zeros))}
     make_folder(path.parent)
     need_space(path.parent, sum(value.nbytes for value in once.tensors.values()))
@@ -154,7 +151,7 @@ def read_parts(path: Path) -> Parts:
 
 
 def damaged(path: Path, error: Exception) -> StorageError:
-    """What to say of a file whose parts contradict each other."""
+    """The error of a file whose parts contradict each other."""
     return StorageError(
         f"expected a whole posterior in {path}, found one whose parts do not fit ({error}): save it again"
     )
@@ -174,7 +171,7 @@ def _facts(parts: Parts) -> dict[str, str]:
         "spec": spec_to_json(layout.spec),
         "names": json.dumps(layout.names),
         "tied": json.dumps(dict(layout.tied)),
-        "kinds": json.dumps([component.shape.kind for component in parts.components]),
+        "kinds": json.dumps([component.covariance.kind for component in parts.components]),
         "provenance": provenance,
     }
 
@@ -184,9 +181,11 @@ def _all(tensors: State, facts: Mapping[str, str]) -> State:
     if facts["version"] == "1":
         return tensors
     spec = spec_from_json(facts["zeros"])
-    if sum(own.nbytes for own in spec.values()) > max(_ZEROS, _TIMES * sum(own.nbytes for own in tensors.values())):
+    if sum(tensor.nbytes for tensor in spec.values()) > max(
+        _ZEROS, _TIMES * sum(tensor.nbytes for tensor in tensors.values())
+    ):
         raise ValueError("zeros beyond all measure")  # a header of a few bytes could ask for any amount of memory
-    zeros = {name: torch.zeros(own.shape, dtype=own.dtype) for name, own in spec.items()}
+    zeros = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in spec.items()}
     same = {name: tensors[first] for name, first in _read(facts["same"], dict).items()}
     return {**tensors, **zeros, **same}
 
@@ -197,39 +196,35 @@ def _parts(tensors: State, facts: Mapping[str, str]) -> Parts:
     kinds: list[str] = _read(facts["kinds"], list)
     _check_numbers(tensors, layout)
     components = tuple(
-        Gaussian(tensors[f"{index}.centre"], SHAPES[kind].from_tensors(_under(tensors, f"{index}.shape.")))
+        Gaussian(tensors[f"{index}.centre"], covariance_class(kind).from_tensors(_under(tensors, f"{index}.shape.")))
         for index, kind in enumerate(kinds)
     )
-    rest = tuple(_under(tensors, f"{index}.rest.") for index in range(len(kinds)))
+    buffers = tuple(_under(tensors, f"{index}.rest.") for index in range(len(kinds)))
     provenance: dict[str, Any] = _read(facts["provenance"], dict)
-    return Parts(components, tensors["weights"], layout, rest, provenance)
+    return Parts(components, tensors["weights"], layout, buffers, provenance)
 
 
 def _check_numbers(tensors: State, layout: FlatLayout) -> None:
     """Refuse files whose centres, spreads or weights are no real numbers that can be computed with."""
-    counted = {name: own for name, own in tensors.items() if ".rest." not in name and not name.endswith(_COUNTS)}
-    kinds = {name: own.dtype for name, own in counted.items()}
+    counted = {name: tensor for name, tensor in tensors.items() if ".rest." not in name and not name.endswith(_COUNTS)}
+    kinds = {name: tensor.dtype for name, tensor in counted.items()}
     kinds |= {name: layout.spec[name].dtype for name in layout.names}
     if wrong := [name for name, kind in kinds.items() if not kind.is_floating_point or kind.itemsize < 2]:
         raise TypeError(f"expected real numbers in {wrong[0]}, found {kinds[wrong[0]]}")
-    if wrong := [name for name, own in tensors.items() if name.endswith(_COUNTS) and own.dtype != torch.int64]:
+    if wrong := [name for name, tensor in tensors.items() if name.endswith(_COUNTS) and tensor.dtype != torch.int64]:
         raise TypeError(f"expected whole numbers in {wrong[0]}, found {tensors[wrong[0]].dtype}")
 
 
 def _read(text: str, kind: type) -> Any:
     """A JSON value of a kind."""
-    found = json.loads(text)
-    if not isinstance(found, kind):
-        raise TypeError(f"expected a {kind.__name__}, found a {type(found).__name__}")
-    return found
+    value = json.loads(text)
+    if not isinstance(value, kind):
+        raise TypeError(f"expected a {kind.__name__}, found a {type(value).__name__}")
+    return value
 
 
 def _under(tensors: Mapping[str, Tensor], prefix: str) -> State:
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-# ----------------------------------------------------------------------
-# What inference found, as a density: a mixture of Gaussians over the weights of one architecture.
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -240,22 +235,22 @@ class Posterior:
         components: the Gaussians, all of size D.
         weights: how much each counts, float64 (M,), sum 1.
         layout: what the flat vector means.
-        rest: per component, the tensors of a network that are not in the vector, such as running statistics.
+        buffers: per component, the tensors of a network that are not in the vector, such as running statistics.
         provenance: where the posterior comes from, JSON-able.
     """
 
     components: tuple[Gaussian, ...]
     weights: Tensor
     layout: FlatLayout
-    rest: tuple[State, ...]
+    buffers: tuple[State, ...]
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         count = len(self.components)
-        if not count or len(self.rest) != count or tuple(self.weights.shape) != (count,):
+        if not count or len(self.buffers) != count or tuple(self.weights.shape) != (count,):
             raise InputError(
-                f"expected at least one component, each with a weight and a rest, found {count} components, weights "
-                f"{tuple(self.weights.shape)} and {len(self.rest)} rests: give one of each per component"
+                f"expected at least one component, each with a weight and buffers, found {count} components, weights "
+                f"{tuple(self.weights.shape)} and {len(self.buffers)} sets of buffers: give one of each per component"
             )
         sizes = {component.size for component in self.components}
         if sizes != {self.layout.size}:
@@ -268,16 +263,25 @@ class Posterior:
             raise InputError(
                 f"expected weights >= 0 with sum 1, found sum {float(weights.sum()):g}: divide them by their sum"
             )
-        expected = {name: self.spec[name] for name in self.layout.others}
-        for index, rest in enumerate(self.rest):
-            check_state(rest, expected, where=f"the rest of component {index}")
+        expected = {name: self.spec[name] for name in self.layout.buffer_names}
+        for index, buffers in enumerate(self.buffers):
+            check_state(buffers, expected, where=f"the buffers of component {index}")
 
     @classmethod
-    def equal(cls, components: list[Gaussian], layout: FlatLayout, rest: list[State], **facts: Any) -> Posterior:
-        """A mixture in which all components count the same; `rest` may be wider than the spec; facts: provenance."""
+    def equal(
+        cls,
+        components: list[Gaussian],
+        layout: FlatLayout,
+        buffers: list[State],
+        *,
+        provenance: Mapping[str, Any] | None = None,
+    ) -> Posterior:
+        """A mixture in which all components count the same; `buffers` may be wider than the spec."""
         weights = torch.full((len(components),), 1 / max(1, len(components)), dtype=torch.float64)
-        narrow = [{name: own[name].to(layout.spec[name].dtype) for name in layout.others} for own in rest]
-        return cls(tuple(components), weights, layout, tuple(narrow), **facts)
+        narrow = [
+            {name: component[name].to(layout.spec[name].dtype) for name in layout.buffer_names} for component in buffers
+        ]
+        return cls(tuple(components), weights, layout, tuple(narrow), provenance or {})
 
     @property
     def spec(self) -> Spec:
@@ -285,28 +289,28 @@ class Posterior:
         return self.layout.spec
 
     @property
-    def networks(self) -> float:
+    def storage(self) -> float:
         """What it costs to store, in networks: how many numbers centres and spreads are, divided by D.
 
         What components share counts once. Numbers, not bytes: see `nbytes`.
         """
-        return stored_networks(self.components)
+        return storage_of(self.components)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors in the file that `save` writes, without its header."""
-        return sum(value.nbytes for value in kept_parts(self._parts).tensors.values())
+        return sum(value.nbytes for value in unique_parts(self._parts).tensors.values())
 
     @property
     def pooled(self) -> bool:
         """Whether several components share one spread, as they are now and not as they were fitted."""
-        first, *others = (component.shape for component in self.components)
-        return bool(others) and all(same_shape(first, other) for other in others)
+        first, *further = (component.covariance for component in self.components)
+        return bool(further) and all(same_covariance(first, other) for other in further)
 
     def __repr__(self) -> str:
-        kinds = "/".join(dict.fromkeys(component.shape.kind.replace("_", "-") for component in self.components))
+        kinds = "/".join(dict.fromkeys(component.covariance.kind.replace("_", "-") for component in self.components))
         what = f"{len(self.components)} {kinds} Gaussians" if len(self.components) > 1 else f"one {kinds} Gaussian"
-        return f"Posterior: {what} over {self.layout.size:,} weights, {self.networks:g} networks of storage"
+        return f"Posterior: {what} over {self.layout.size:,} weights, {self.storage:g} networks of storage"
 
     @property
     def mean(self) -> State:
@@ -319,7 +323,7 @@ class Posterior:
 
         In the dtypes of a network, where a small one may round to zero: `flat_std` is not rounded.
         """
-        zero = {name: torch.zeros_like(value) for name, value in self.rest[0].items()}
+        zero = {name: torch.zeros_like(value) for name, value in self.buffers[0].items()}
         return self._one(self.flat_std, zero)
 
     @property
@@ -340,7 +344,7 @@ class Posterior:
         variance = torch.zeros_like(mean)
         for weight, component in zip(self.weights.tolist(), self.components, strict=True):
             gap = component.centre.double() - mean
-            variance += weight * (component.shape.std().double().square() + gap.square())
+            variance += weight * (component.covariance.std().double().square() + gap.square())
         return variance.sqrt()
 
     @property
@@ -350,13 +354,13 @@ class Posterior:
         They were the same in all networks of the fit, as after HMC, which samples in evaluation mode, or where norms
         were frozen; or the posterior was refined with them (`refine(..., statistics=False)`).
         """
-        told = self.provenance.get("constant_statistics", ())
-        return frozenset(map(str, told)) if isinstance(told, list | tuple) else frozenset()
+        names = self.provenance.get("constant_statistics", ())
+        return frozenset(map(str, names)) if isinstance(names, list | tuple) else frozenset()
 
     @property
     def own_statistics(self) -> tuple[str, ...]:
         """Names of running means that should be measured anew for each draw, as torch's norms call them."""
-        return tuple(name for name in statistics_in(self.layout.others) if name not in self.constant_statistics)
+        return tuple(name for name in statistics_in(self.layout.buffer_names) if name not in self.constant_statistics)
 
     def draw(
         self,
@@ -373,11 +377,11 @@ class Posterior:
 
         Args:
             n: number of networks.
-            generator: of the draws.
+            generator: random numbers of the draws.
             model: the function, for `statistics`.
             statistics: inputs, such as those of training, on which the running statistics of norms are measured for
-                each draw, see `onebasin.norms.refreshed`. False: leave them at the averages of the networks that the
-                posterior was fitted to. None: the same, with a warning where there are such statistics.
+                each draw. False: leave them at the averages of the networks that the posterior was fitted to. None: the
+                same, with a warning where there are such statistics.
 
         Warns:
             StatisticsWarning: draws have running statistics that are not their own.
@@ -393,8 +397,8 @@ class Posterior:
             if count
         ]
         chain = torch.repeat_interleave(torch.arange(len(counts)), counts)
-        rest = {name: torch.stack([own[name] for own in self.rest])[chain] for name in self.layout.others}
-        stacked = self.layout.networks(torch.cat(drawn), rest)
+        buffers = {name: torch.stack([own[name] for own in self.buffers])[chain] for name in self.layout.buffer_names}
+        stacked = self.layout.networks(torch.cat(drawn), buffers)
         if statistics is None and self.own_statistics:
             remedy = "give draw model= and statistics=, inputs such as those of training, or statistics=False to say so"
             warn_stale("draws of this posterior", self.own_statistics, remedy)
@@ -416,7 +420,7 @@ class Posterior:
 
     @property
     def _parts(self) -> Parts:
-        return Parts(self.components, self.weights, self.layout, self.rest, self.provenance)
+        return Parts(self.components, self.weights, self.layout, self.buffers, self.provenance)
 
     def _average(self) -> State:
         """The average of floating-point tensors beside the vector; of others the first."""
@@ -425,14 +429,14 @@ class Posterior:
             name: value
             if not value.is_floating_point()
             else sum(
-                (weight * own[name].double() for weight, own in zip(weights, self.rest, strict=True)),
+                (weight * component[name].double() for weight, component in zip(weights, self.buffers, strict=True)),
                 torch.zeros_like(value, dtype=torch.float64),
             )
-            for name, value in self.rest[0].items()
+            for name, value in self.buffers[0].items()
         }
 
-    def _one(self, flat: Tensor, others: State) -> State:
-        stacked = self.layout.networks(flat[None], {name: value[None] for name, value in others.items()})
+    def _one(self, flat: Tensor, buffers: State) -> State:
+        stacked = self.layout.networks(flat[None], {name: value[None] for name, value in buffers.items()})
         return {name: value[0] for name, value in stacked.items()}
 
 

@@ -1,4 +1,4 @@
-"""Pruning curves: how well a network does when only some of its weights are left."""
+"""Pruning by what a posterior knows: criteria, masks, their transfer to other networks, and pruning curves."""
 
 from __future__ import annotations
 
@@ -10,25 +10,21 @@ from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from onebasin.alignment import match, match_activations
-from onebasin.errors import InputError, SpecError, StorageError, check_options
+from onebasin.errors import InputError, SpecError, StorageError
 from onebasin.functional import BATCH, Inputs, Loss, Measured, losses, norms_used, refreshed_one, warn_stale
 from onebasin.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian
-from onebasin.posterior.layout import FlatLayout, uncertain
+from onebasin.posterior.layout import FlatLayout, flat_layout
 from onebasin.posterior.posterior import Posterior
 from onebasin.state import State, as_state
 from onebasin.storage import make_folder, need_space, read_header, read_tensors, write_tensors
 from onebasin.symmetry import Element, Symmetry
-
-# ----------------------------------------------------------------------
-# What a weight is worth, from its mean and its standard deviation; the most valuable are kept.
-
 
 Worth = Callable[[Tensor, Tensor], Tensor]  # (|mean|, std), both (D,) float64 -> worth (D,)
 
@@ -54,12 +50,6 @@ CRITERIA = ("snr", "signal-plus-noise", "magnitude", "sigma", "sigma-high", "ran
 def worth(mean: Tensor, std: Tensor | None, by: str, seed: int) -> Tensor:
     """What each weight is worth by a criterion, float64 (D,).
 
-    Args:
-        mean: the weights (D,).
-        std: their standard deviations (D,); None where they are not known.
-        by: one of `CRITERIA`.
-        seed: of the random order.
-
     Raises:
         InputError: the criterion is unknown, needs standard deviations that are not there, or meets NaN.
     """
@@ -72,7 +62,7 @@ def worth(mean: Tensor, std: Tensor | None, by: str, seed: int) -> Tensor:
         order = torch.randperm(len(signal), generator=torch.Generator().manual_seed(seed))
         return order.to(signal)
     if by not in _OF_BOTH:
-        raise InputError(f"expected a criterion out of {', '.join(CRITERIA)}, found {by!r}: choose one of them")
+        raise InputError(f'expected a criterion out of {", ".join(CRITERIA)}, found {by!r}: give "snr"')
     if std is None:
         raise InputError(
             f"{by} needs standard deviations, found a network without any: give a Posterior, or prune it by magnitude "
@@ -92,10 +82,6 @@ def ranks(worth: Tensor, signal: Tensor) -> Tensor:
     by_signal = signal.argsort(descending=True, stable=True)
     order = by_signal[worth[by_signal].argsort(descending=True, stable=True)]
     return torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=order.device))
-
-
-# ----------------------------------------------------------------------
-# Masks: which weights of a network are kept, in the basis of that network.
 
 
 FORMAT = "onebasin-masks"
@@ -216,9 +202,9 @@ class Masks(Mapping[str, Tensor]):
     def _check(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         for name, mask in self._whole().items():
             if shapes.get(name) != tuple(mask.shape):
-                found = f"shape {shapes[name]}" if name in shapes else "no such tensor"
+                shape = f"shape {shapes[name]}" if name in shapes else "no such tensor"
                 raise SpecError(
-                    f"expected {name} with shape {tuple(mask.shape)} for its mask, found {found}: give a network "
+                    f"expected {name} with shape {tuple(mask.shape)} for its mask, found {shape}: give a network "
                     "of the architecture that the masks were made for"
                 )
 
@@ -232,11 +218,11 @@ class Masks(Mapping[str, Tensor]):
             symmetry: the group it belongs to.
         """
         whole = self._whole()
-        rest = {
+        unmasked = {
             name: torch.ones(tuple(shape), dtype=torch.bool) for name, shape in symmetry.shapes.items()
             if name not in whole
         }  # fmt: skip
-        moved = symmetry.apply(element, {**whole, **rest}, kind="mask")
+        moved = symmetry.apply(element, {**whole, **unmasked}, kind="mask")
         return Masks({name: moved[name] for name in self.tensors}, self.tied, self.facts)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -245,8 +231,8 @@ class Masks(Mapping[str, Tensor]):
         make_folder(goal.parent)
         need_space(goal.parent, self.size)
         parts = {"names": list(self.tensors), "tied": dict(self.tied), "facts": dict(self.facts)}
-        told = {name: json.dumps(value) for name, value in parts.items()}
-        write_tensors(goal, self.tensors, {"onebasin": FORMAT, "version": str(VERSION), **told})
+        texts = {name: json.dumps(value) for name, value in parts.items()}
+        write_tensors(goal, self.tensors, {"onebasin": FORMAT, "version": str(VERSION), **texts})
         return goal
 
     @classmethod
@@ -263,18 +249,14 @@ class Masks(Mapping[str, Tensor]):
             )
         tensors, _ = read_tensors(Path(path))
         try:
-            names, tied, told = (json.loads(facts[part]) for part in ("names", "tied", "facts"))
-            if not isinstance(names, list) or not isinstance(tied, dict) or not isinstance(told, dict):
+            names, tied, made_by = (json.loads(facts[part]) for part in ("names", "tied", "facts"))
+            if not isinstance(names, list) or not isinstance(tied, dict) or not isinstance(made_by, dict):
                 raise TypeError("names, tied or facts are of another kind")
-            return cls({name: tensors[name] for name in names}, tied, told)
+            return cls({name: tensors[name] for name in names}, tied, made_by)
         except (KeyError, ValueError, TypeError, RecursionError, SpecError) as error:
             raise StorageError(
                 f"expected whole masks in {path}, found parts that do not fit ({error}): save them again"
             ) from error
-
-
-# ----------------------------------------------------------------------
-# `prune`: from a posterior to masks that keep its most valuable weights.
 
 
 Network = Mapping[str, Tensor] | nn.Module
@@ -352,15 +334,15 @@ class Ranking:
         if not 0 < keep <= 1:
             raise InputError(f"expected a share with 0 < keep <= 1, found {keep}: give 0.2 to keep a fifth")
         if per not in SCOPES:
-            raise InputError(f"expected per out of {', '.join(SCOPES)}, found {per!r}: choose one of them")
+            raise InputError(f"expected per out of {', '.join(SCOPES)}, found {per!r}: give 'global'")
         sizes = self.layout.sizes
         if per == "global":
-            kept = list((self._ranks < count(keep, self.layout.size)).split(sizes))
+            flags = list((self._ranks < count(keep, self.layout.size)).split(sizes))
         else:
             pieces = zip(self.worth.split(sizes), self.signal.split(sizes), strict=True)
-            kept = [ranks(*piece) < count(keep, len(piece[0])) for piece in pieces]
+            flags = [ranks(*piece) < count(keep, len(piece[0])) for piece in pieces]
         shapes = [self.layout.spec[name].shape for name in self.layout.names]
-        tensors = {n: mask.reshape(shape) for n, mask, shape in zip(self.layout.names, kept, shapes, strict=True)}
+        tensors = {n: mask.reshape(shape) for n, mask, shape in zip(self.layout.names, flags, shapes, strict=True)}
         return Masks(tensors, self.layout.tied, {"keep": keep, "by": self.by, "per": per})
 
 
@@ -377,7 +359,7 @@ def layout_of(network: Network) -> FlatLayout:
     """The weights of one network: parameters of a module; of a State all but running statistics, ties by memory."""
     state = as_state(network)
     model = network if isinstance(network, nn.Module) else None
-    layout = uncertain(Population.from_states([state]), model)
+    layout = flat_layout(Population.from_states([state]), model)
     if model is not None:
         return layout
     tied = shared_memory(state, layout.names)
@@ -390,9 +372,9 @@ def shared_memory(state: State, names: Collection[str]) -> dict[str, str]:
     tied = {}
     for name in names:
         value = state[name]
-        own = first.setdefault((value.data_ptr(), tuple(value.shape), value.stride()), name)
-        if own != name:
-            tied[name] = own
+        first_name = first.setdefault((value.data_ptr(), tuple(value.shape), value.stride()), name)
+        if first_name != name:
+            tied[name] = first_name
     return tied
 
 
@@ -401,17 +383,20 @@ def _only(layout: FlatLayout, names: Collection[str] | None) -> FlatLayout:
     if names is None:
         return layout
     wanted = [names] if isinstance(names, str) else list(names)
-    also = {own: {own, *[name for name, first in layout.tied.items() if first == own]} for own in layout.names}
+    also = {
+        name_of: {name_of, *[name for name, first in layout.tied.items() if first == name_of]}
+        for name_of in layout.names
+    }
     for pattern in wanted:
         if not any(fnmatchcase(name, pattern) for every in also.values() for name in every):
             listed = ", ".join(layout.names[:6])
-            raise InputError(f"expected names or patterns of weights ({listed}, ...), found {pattern!r}: choose others")
+            raise InputError(
+                f"expected names or patterns of weights ({listed}, ...), found {pattern!r}: give '*' for all"
+            )
     chosen = tuple(n for n in layout.names if any(fnmatchcase(m, pattern) for m in also[n] for pattern in wanted))
-    return FlatLayout(chosen, layout.spec, {name: own for name, own in layout.tied.items() if own in chosen})
-
-
-# ----------------------------------------------------------------------
-# Masks and standard deviations of one network, moved into the basis of another before they are used there.
+    return FlatLayout(
+        chosen, layout.spec, {name: name_of for name, name_of in layout.tied.items() if name_of in chosen}
+    )
 
 
 @overload
@@ -477,33 +462,7 @@ def transfer(
     return Posterior.equal([gaussian], layout, [network], provenance={"transferred": dict(what.provenance)})
 
 
-# ----------------------------------------------------------------------
-# Pruning curves: how well a network does when only some of its weights are left.
-
-
 LEVELS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01)  # those of paper 1
-
-
-class PruningCurveOptions(TypedDict, total=False):
-    """Further options of `pruning_curve`.
-
-    Attributes:
-        names: only these tensors are pruned, by name or pattern.
-        repeats: orders that "random" averages over; 3 by default.
-        seed: of the first of them.
-        loss: as in `onebasin.functional.losses`; "cross-entropy" by default.
-        batch: largest number of examples in one forward pass.
-        statistics: inputs, such as those of training, on which the running statistics of norms are measured for each
-            pruned network. False: keep those of the network. By default the same, with a warning and a remark where
-            the network is the mean of a Posterior, which has only averages.
-    """
-
-    names: Collection[str] | None
-    repeats: int
-    seed: int
-    loss: Loss
-    batch: int
-    statistics: Measured
 
 
 @dataclass(frozen=True)
@@ -579,33 +538,43 @@ class PruningCurve:
 
 def pruning_curve(
     model: nn.Module,
-    state: Network | None,
     posterior: Posterior | Network,
     data: tuple[Inputs, Tensor],
     *,
+    state: Network | None = None,
     by: Sequence[str] = CRITERIA,
     levels: Sequence[float] = LEVELS,
     per: str = "global",
-    **options: Unpack[PruningCurveOptions],
+    names: Collection[str] | None = None,
+    repeats: int = 3,
+    seed: int = 0,
+    loss: Loss = "cross-entropy",
+    batch: int = BATCH,
+    statistics: Measured = None,
 ) -> PruningCurve:
-    """Prune one network by several criteria to several levels, each time from the whole network, and judge it.
+    """Prune one network by several criteria to several levels, each time from the whole network, and evaluate it.
 
     Args:
         model: the function; left as it was.
-        state: the network to prune, in the basis of the posterior (see `transfer`); None for the posterior's mean.
-        posterior: whose means and standard deviations rank the weights, as in `prune`.
-        data: inputs and targets to judge on.
+        posterior: means and standard deviations that rank the weights, as in `prune`.
+        data: inputs and targets to evaluate on.
+        state: the network to prune, in the basis of the posterior (see `transfer`); by default the posterior's mean.
         by: the criteria.
         levels: shares to keep.
         per: as in `prune`.
-        **options: see `Options`.
+        names: only these tensors are pruned, by name or pattern.
+        repeats: orders that "random" averages over.
+        seed: seed of the first of them.
+        loss: as in `onebasin.losses`.
+        batch: largest number of examples in one forward pass.
+        statistics: inputs, such as those of training, on which the running statistics of norms are measured for each
+            pruned network. False: keep those of the network. None: the same, with a warning and a remark where the
+            network is the mean of a Posterior, which has only averages.
 
     Returns:
         Loss and accuracy for each criterion and level. Nothing that was given is changed.
     """
-    check_options(options, PruningCurveOptions.__annotations__, "pruning_curve")
     inputs, targets = data
-    statistics = options.get("statistics")
     constant = posterior.constant_statistics if isinstance(posterior, Posterior) else frozenset()
     averaged: tuple[str, ...] = ()
     if state is None and isinstance(posterior, Posterior) and statistics is None:
@@ -622,32 +591,30 @@ def pruning_curve(
             return left
         return refreshed_one(model, left, statistics, constant=constant)[0]
 
-    seed, repeats, names = options.get("seed", 0), options.get("repeats", 3), options.get("names")
     if repeats < 1 or not _several(by) or not _several(levels):
         raise InputError(
             f"expected at least one criterion and one level, each as a list, and repeats >= 1, found "
             f"by={by!r}, levels={levels!r} and repeats={repeats}: give some, such as levels=[0.5]"
         )
     levels = tuple(float(level) for level in levels)
-    judging: dict[str, Any] = {"loss": options.get("loss", "cross-entropy"), "batch": options.get("batch", BATCH)}
     points: dict[str, tuple[Point, ...]] = {}
     examples = 0
     for criterion in by:
         orders = range(repeats if criterion == "random" else 1)
         rankings = [Ranking.of(posterior, criterion, names=names, seed=seed + order) for order in orders]
-        found = []
+        row = []
         for level in levels:
             masks = [ranking.masks(level, per) for ranking in rankings]
-            scores = [losses(model, pruned(one), inputs, targets, **judging) for one in masks]
+            scores = [losses(model, pruned(one), inputs, targets, loss=loss, batch=batch) for one in masks]
             right = [1 - score.error for score in scores if score.error is not None]
             examples = scores[0].examples
-            found.append(_point(level, masks[0].kept, [score.loss for score in scores], right))
-        points[criterion] = tuple(found)
+            row.append(_point(level, masks[0].kept, [score.loss for score in scores], right))
+        points[criterion] = tuple(row)
     return PruningCurve(points, levels, per, examples, remarks)
 
 
 def _several(given: object) -> bool:
-    """Whether there is a list with something in it; a text is a sequence of letters, which nobody means."""
+    """Whether there is a list with something in it; a text would be a sequence of letters."""
     return isinstance(given, Collection) and not isinstance(given, str) and len(given) > 0
 
 

@@ -25,10 +25,6 @@ from onebasin.posterior.pruning import Masks, count, ranks, shared_memory, signa
 from onebasin.state import State, TensorSpec, as_spec, as_state, check_spec, trained_parameters
 from onebasin.symmetry import Element, ExpandedElement, Leg, Space, Symmetry, labels
 
-# ----------------------------------------------------------------------
-# Which unit owns which entries of a tensor, and what a unit is worth by what it owns.
-
-
 UNIT_CRITERIA = ("norm", "snr", "random")
 
 
@@ -57,13 +53,13 @@ def _along(values: Tensor, axis: int, axes: int) -> Tensor:
 
 def gone(symmetry: Symmetry, removed: Mapping[str, Tensor], shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """Tensor name -> True where an entry belongs to a removed unit; `removed` is (copies * n,) for each space."""
-    found: dict[str, Tensor] = {}
+    removed_entries: dict[str, Tensor] = {}
     for space in symmetry.spaces:
         for leg in space.legs if space.name in removed else ():
             owner = owners(space, leg, shapes[leg.tensor])
-            own = removed[space.name][owner.clamp_min(0)] & (owner >= 0)
-            found[leg.tensor] = found[leg.tensor] | own if leg.tensor in found else own
-    return found
+            lost = removed[space.name][owner.clamp_min(0)] & (owner >= 0)
+            removed_entries[leg.tensor] = removed_entries[leg.tensor] | lost if leg.tensor in removed_entries else lost
+    return removed_entries
 
 
 def unit_worth(
@@ -71,14 +67,9 @@ def unit_worth(
 ) -> dict[str, Tensor]:
     """What each unit of each permutable space is worth, float64 (copies * n,).
 
-    Args:
-        state: the network.
-        symmetry: its symmetry.
-        by: "norm": the norm of all weights of the unit, in the lightest scales of the network, so that it does not
-            depend on how a layer shares its scale with the next; 0 for a unit whose scale has no best value because
-            nothing comes in or nothing goes out. "snr": the norm of |weight| / std. "random": a fresh order.
-        posterior: whose standard deviations "snr" takes.
-        seed: of "random".
+    "norm" is the norm of all weights of the unit, in the lightest scales of the network, so that it does not depend on
+    how a layer shares its scale with the next; 0 for a unit whose scale has no best value because nothing comes in or
+    nothing goes out. "snr" is the norm of |weight| / std of the posterior, "random" an order by the seed.
     """
     spaces = [space for space in symmetry.spaces if space.permutable]
     if by == "random":
@@ -87,16 +78,16 @@ def unit_worth(
             s.name: torch.rand(s.copies * s.size, generator=stream, dtype=torch.float64) for s in spaces
         }  # fmt: skip
     if by not in UNIT_CRITERIA:
-        raise InputError(f"expected a criterion out of {', '.join(UNIT_CRITERIA)}, found {by!r}: choose one of them")
+        raise InputError(f"expected a criterion out of {', '.join(UNIT_CRITERIA)}, found {by!r}: give 'norm'")
     lightest = balance(state, symmetry) if by == "norm" and symmetry.dimensions else None
     squares = _squares(state if lightest is None or lightest.state is None else lightest.state, by, posterior)
-    found = {space.name: _owned(space, squares) for space in spaces}
+    worth = {space.name: _owned(space, squares) for space in spaces}
     for unit in () if lightest is None else lightest.dead:
-        if unit.space in found:
+        if unit.space in worth:
             space = symmetry[unit.space]
             sizes = [*[size for _, size in space.parents], space.size]
-            found[unit.space].view(sizes)[unit.unit] = 0
-    return found
+            worth[unit.space].view(sizes)[unit.unit] = 0
+    return worth
 
 
 def _squares(state: Mapping[str, Tensor], by: str, posterior: Posterior | None) -> dict[str, Tensor]:
@@ -123,63 +114,59 @@ def _owned(space: Space, squares: Mapping[str, Tensor]) -> Tensor:
     return total.sqrt()
 
 
-# ----------------------------------------------------------------------
-# A module for the tensors of a smaller network: a copy whose layers know their new widths.
+LayerWidths = dict[str, Any]  # attribute -> value
+Follower = Callable[[Any], LayerWidths | None]  # layer with its new tensors -> its widths; None if they do not tell
 
 
-Widths = dict[str, Any]  # attribute -> value
-Follower = Callable[[Any], Widths | None]  # layer with its new tensors -> its widths; None if they do not tell
-
-
-def _linear(layer: nn.Linear) -> Widths:
+def _linear(layer: nn.Linear) -> LayerWidths:
     return {"out_features": layer.weight.shape[0], "in_features": layer.weight.shape[1]}
 
 
-def _bilinear(layer: nn.Bilinear) -> Widths:
+def _bilinear(layer: nn.Bilinear) -> LayerWidths:
     names = ("out_features", "in1_features", "in2_features")
     return dict(zip(names, layer.weight.shape, strict=True))
 
 
-def _convolution(layer: _ConvNd) -> Widths:
+def _convolution(layer: _ConvNd) -> LayerWidths:
     """Of a grouped convolution the weight does not tell how many groups are left; its input does, in `_seen`."""
-    known: Widths = {"out_channels": layer.weight.shape[0]}
+    known: LayerWidths = {"out_channels": layer.weight.shape[0]}
     return known if layer.groups > 1 else {**known, "in_channels": layer.weight.shape[1]}
 
 
-def _transposed(layer: _ConvTransposeNd) -> Widths | None:
+def _transposed(layer: _ConvTransposeNd) -> LayerWidths | None:
     if layer.groups > 1:
         return None
     return {"in_channels": layer.weight.shape[0], "out_channels": layer.weight.shape[1]}
 
 
-def _norm(layer: _NormBase) -> Widths:
+def _norm(layer: _NormBase) -> LayerWidths:
     tensor = layer.weight if layer.weight is not None else layer.running_mean
     return {} if tensor is None else {"num_features": len(tensor)}
 
 
-def _layer_norm(layer: nn.LayerNorm | nn.RMSNorm) -> Widths:
+def _layer_norm(layer: nn.LayerNorm | nn.RMSNorm) -> LayerWidths:
     return {"normalized_shape": tuple(layer.weight.shape)}
 
 
-def _group_norm(layer: nn.GroupNorm) -> Widths | None:
+def _group_norm(layer: nn.GroupNorm) -> LayerWidths | None:
     return {"num_channels": len(layer.weight)} if layer.num_groups == 1 else None
 
 
-def _embedding(layer: nn.Embedding | nn.EmbeddingBag) -> Widths:
+def _embedding(layer: nn.Embedding | nn.EmbeddingBag) -> LayerWidths:
     return {"num_embeddings": layer.weight.shape[0], "embedding_dim": layer.weight.shape[1]}
 
 
-def _activation(layer: nn.PReLU) -> Widths:
+def _activation(layer: nn.PReLU) -> LayerWidths:
     return {"num_parameters": len(layer.weight)}
 
 
-def _recurrent(layer: nn.RNNBase) -> Widths | None:
+def _recurrent(layer: nn.RNNBase) -> LayerWidths | None:
     into, back = layer.weight_ih_l0, layer.weight_hh_l0
     assert isinstance(into, Tensor) and isinstance(back, Tensor)
     return None if layer.proj_size else {"input_size": into.shape[1], "hidden_size": back.shape[1]}
 
 
-def _cell(layer: nn.RNNCellBase) -> Widths:
+def _cell(layer: nn.RNNCellBase) -> LayerWidths:
     return {"input_size": layer.weight_ih.shape[1], "hidden_size": layer.weight_hh.shape[1]}
 
 
@@ -226,9 +213,9 @@ def resized(
     """
     _check_names(model, state)
     small = copy.deepcopy(model)
-    made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for path, layer in small.named_modules():
-        changed = _replace(layer, path, state, made)
+        changed = _replace(layer, path, state, replaced)
         if changed:
             for name, width in _followed(path, layer, tuple(known)).items():
                 setattr(layer, name, width)
@@ -239,10 +226,10 @@ def resized(
 def _check_names(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Refuse other names; shapes are free."""
     expected = as_spec(model)
-    found = {
+    given = {
         name: expected.get(name, TensorSpec(tuple(value.shape), value.dtype)) for name, value in as_state(state).items()
     }
-    check_spec(found, expected, where=f"as a smaller state of {type(model).__name__}, what was given")
+    check_spec(given, expected, where=f"as a smaller state of {type(model).__name__}, what was given")
 
 
 def _replace(
@@ -267,7 +254,7 @@ def _replace(
     return changed
 
 
-def _followed(path: str, layer: nn.Module, known: tuple[type[nn.Module], ...]) -> Widths:
+def _followed(path: str, layer: nn.Module, known: tuple[type[nn.Module], ...]) -> LayerWidths:
     if isinstance(layer, known):
         return {}
     follow = next((follow for kinds, follow in FOLLOWERS if isinstance(layer, kinds)), None)
@@ -285,7 +272,7 @@ class _Watch:
     """While the copy runs, widths that only the data tell are set as they are met."""
 
     def __init__(self, small: nn.Module) -> None:
-        self.found: list[tuple[nn.Module, Widths]] = []
+        self.found: list[tuple[nn.Module, LayerWidths]] = []
         grouped = [layer for layer in small.modules() if isinstance(layer, _ConvNd) and layer.groups > 1]
         bare = [layer for layer in small.modules() if isinstance(layer, nn.LayerNorm | nn.RMSNorm | _NormBase)]
         bare = [layer for layer in bare if getattr(layer, "weight", None) is None]
@@ -293,7 +280,7 @@ class _Watch:
 
     def _seen(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         value: Tensor = arguments[0]
-        widths: Widths
+        widths: LayerWidths
         if isinstance(layer, _ConvNd):
             channels = value.shape[-1 - len(layer.kernel_size)]
             widths = {"in_channels": channels, "groups": max(1, channels // layer.weight.shape[1])}
@@ -314,7 +301,7 @@ def _run(small: nn.Module, inputs: Inputs) -> None:
     try:
         with evaluation_mode(small), torch.no_grad(), torch.random.fork_rng(devices=[]):
             small(*arguments, **options)
-    except Exception as error:  # somebody's forward pass can fail in any way
+    except Exception as error:  # the forward pass of a user can fail in any way
         raise ModelError(
             f"expected a smaller {type(small).__name__} that runs, found one that does not ({type(error).__name__}: "
             f"{error}): a width is written into its code; build the smaller module by hand and load the state"
@@ -325,10 +312,6 @@ def _run(small: nn.Module, inputs: Inputs) -> None:
     for layer, widths in watch.found:
         for name, width in widths.items():
             setattr(layer, name, width)
-
-
-# ----------------------------------------------------------------------
-# Structured pruning: whole units go, and the tensors become smaller.
 
 
 _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -432,7 +415,7 @@ def _wanted(symmetry: Symmetry, keep: Keep) -> dict[str, float | Tensor]:
     for name in given:
         if not symmetry[name].permutable:
             raise InputError(f"expected spaces whose units may change places, found {name!r}: leave it out of keep")
-    return {name: _share(name, own) for name, own in given.items()}
+    return {name: _share(name, share) for name, share in given.items()}
 
 
 def _share(name: str, given: Any) -> float | Tensor:
@@ -490,8 +473,8 @@ def _kept_first(symmetry: Symmetry, removed: Mapping[str, Tensor]) -> Element:
 def _cut(name: str, value: Tensor, left: Tensor) -> Tensor:
     """The part of a tensor that is left, when that is a smaller box."""
     for axis in range(value.dim()):
-        others = [other for other in range(value.dim()) if other != axis]
-        inside = (left.any(dim=others) if others else left).nonzero()[:, 0]
+        axes = [other for other in range(value.dim()) if other != axis]
+        inside = (left.any(dim=axes) if axes else left).nonzero()[:, 0]
         value, left = value.index_select(axis, inside), left.index_select(axis, inside)
     if not bool(left.all()):
         raise SymmetryError(

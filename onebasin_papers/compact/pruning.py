@@ -82,7 +82,7 @@ def _curve(
     bench: Runs, state: ob.State | None, ranking: ob.Posterior, criteria: Sequence[str]
 ) -> dict[str, tuple[float, ...]]:
     problem = setting(bench).problem
-    found = ob.pruning_curve(problem.model, state, ranking, problem.test, by=criteria, levels=ob.LEVELS)
+    found = ob.pruning_curve(problem.model, ranking, problem.test, state=state, by=criteria, levels=ob.LEVELS)
     return {by: tuple(100 * (value or 0.0) for value in found.accuracy(by)) for by in criteria}
 
 

@@ -58,7 +58,7 @@ def scored(here: Setting, population: ob.Population | ob.Posterior, reference: T
     found = ob.predict(model, population, inputs, average=True, draws=draws, seed=seed)
     single: float | None = None
     if isinstance(population, ob.Posterior):
-        single, stored = here.right(population.mean), population.networks
+        single, stored = here.right(population.mean), population.storage
     else:
         stored = float(len(population))
     return Score(
@@ -144,7 +144,7 @@ def _of_hmc(bench: Runs, samples: ob.Population, seed: int) -> Iterator[tuple[st
         drawn = bench.number("refine", seed)
         yield (
             REFINED,
-            ob.refine(fitted, problem.model, samples, problem.train[0], steps=steps, seed=drawn, progress=bench.show),
+            ob.refine(problem.model, fitted, samples, problem.train[0], steps=steps, seed=drawn, progress=bench.show),
         )
     yield "HMC: 2 samples", thinned(samples, 2)
     yield "HMC: 10 samples", thinned(samples, RANK + 2)

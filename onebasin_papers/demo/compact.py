@@ -16,7 +16,7 @@ def refined(bench: Bench[DemoPlan]) -> ob.Posterior:
     def made() -> ob.Posterior:
         start = ob.fit(aligned(bench, "HMC").population, model=data.model)
         return ob.refine(
-            start, data.model, population(bench, "HMC"), data.train[0], steps=bench.plan.steps, progress=bench.show
+            data.model, start, population(bench, "HMC"), data.train[0], steps=bench.plan.steps, progress=bench.show
         )
 
     return bench.once("refined", made)
@@ -37,7 +37,7 @@ def part(bench: Bench[DemoPlan]) -> ob.reporting.Section:
     distances: list[float] = []
     for name, form in forms.items():
         seen = ob.predict(data.model, form, data.test[0], average=True, draws=bench.plan.judged, seed=bench.seed)
-        stored = form.networks if isinstance(form, ob.Posterior) else len(form)
+        stored = form.storage if isinstance(form, ob.Posterior) else len(form)
         distances.append(float(ob.metrics.total_variation(seen, whole)))
         numbers = (
             float(stored),

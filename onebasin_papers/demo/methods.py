@@ -19,7 +19,7 @@ def part(bench: Bench[DemoPlan]) -> ob.reporting.Section:
     for place, (name, networks) in enumerate(populations.items()):
         bench.show(place, len(populations), f"evaluating {name}")
         found[name] = ob.evaluate(
-            data.model, networks, data.test, outside=data.outside, reference=populations["HMC"], resamples=RESAMPLES
+            data.model, networks, data.test, ood=data.outside, reference=populations["HMC"], n_resamples=RESAMPLES
         )
     table = ob.reporting.Table(
         "methods",
@@ -41,7 +41,7 @@ def part(bench: Bench[DemoPlan]) -> ob.reporting.Section:
         errors="± one standard error over held-out examples (bootstrap)",
     )
     mixing = ob.diagnose(data.model, populations["HMC"], data.test[0][:200], weights=False).functions
-    accuracy = {name: 100 * one.inside["accuracy"].value for name, one in found.items()}
+    accuracy = {name: 100 * one.in_distribution["accuracy"].value for name, one in found.items()}
     best = max(accuracy, key=lambda name: accuracy[name])
     nearest = min((name for name in found if name != "HMC"), key=lambda n: found[n].reference["total_variation"].value)
     text = [
@@ -58,7 +58,7 @@ def part(bench: Bench[DemoPlan]) -> ob.reporting.Section:
 
 
 def _row(name: str, networks: object, found: ob.Evaluation) -> tuple[ob.reporting.Cell, ...]:
-    inside = found.inside
+    inside = found.in_distribution
     return (
         name,
         ob.reporting.Number(found.members),

@@ -21,7 +21,7 @@ def part(bench: Bench[DemoPlan]) -> ob.reporting.Section:
     """Pruning curves of the mean of the aligned ensemble."""
     data = problem(bench)
     posterior = ob.fit(aligned(bench, "ensemble").population, model=data.model)
-    curve = ob.pruning_curve(data.model, None, posterior, data.test, by=tuple(CRITERIA), levels=LEVELS, seed=bench.seed)
+    curve = ob.pruning_curve(data.model, posterior, data.test, by=tuple(CRITERIA), levels=LEVELS, seed=bench.seed)
     series = []
     for by, words in CRITERIA.items():
         right = tuple(None if share is None else 100 * share for share in curve.accuracy(by))

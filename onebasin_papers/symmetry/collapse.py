@@ -21,23 +21,26 @@ def part(bench: Desk) -> ob.reporting.Section:
     """Compare all pairs of the reference networks."""
     own, population = problem(bench), reference(bench)
 
-    def progress(done: int, of: int) -> None:
-        bench.show(done, of, "running the reference networks")
+    def progress(done: int, of: int, doing: str) -> None:
+        bench.show(done, of, f"reference {doing}")
 
-    found = ob.diversity(own.model, population, own.test[0], own.outside, members=len(population), progress=progress)
-    assert found.outside is not None and found.outside_matrix is not None  # foreign inputs were given
-    inside, outside = found.matrix, found.outside_matrix
+    found = ob.diversity(
+        own.model, population, own.test[0], ood=own.outside, members=len(population), progress=progress
+    )
+    assert found.ood is not None and found.ood_matrix is not None  # foreign inputs were given
+    inside, outside = found.matrix, found.ood_matrix
     together = ob.correlation_of_pairs(inside, outside, bench.stream("collapse", "pairs"))
     means = [ob.mean_of_pairs(one, bench.stream("collapse", name)) for name, one in (("in", inside), ("out", outside))]
-    sides = {"test inputs": (found.inside, means[0]), f"{own.outside_name}": (found.outside, means[1])}
+    sides = {"test inputs": (found.in_distribution, means[0]), f"{own.outside_name}": (found.ood, means[1])}
     text = (
-        f"No: of {found.inside.pairs.count:,} pairs of {len(found.networks)} networks {found.collapse.pairs} collapsed"
+        f"No: of {found.in_distribution.pairs.count:,} pairs of {len(found.networks)} networks "
+        f"{found.collapse.pairs} collapsed"
         if found.collapse.pairs == 0
-        else f"Some do: {found.collapse.pairs:,} of {found.inside.pairs.count:,} pairs collapsed"
+        else f"Some do: {found.collapse.pairs:,} of {found.in_distribution.pairs.count:,} pairs collapsed"
     )
     text += (
         f". The closest pair still has {found.closest[0].share:.0%} of the median mutual information; a pair counts as "
-        f"collapsed from {found.collapse.limit / found.inside.pairs.quantiles[0.5]:.0%} downwards."
+        f"collapsed from {found.collapse.limit / found.in_distribution.pairs.quantiles[0.5]:.0%} downwards."
     )
     more = (
         f"Pairs that differ on test inputs differ on {own.outside_name} with a correlation of {together.value:.2f} "
@@ -83,9 +86,9 @@ def _table(sides: dict[str, tuple[ob.Side, ob.Resampled]]) -> ob.reporting.Table
 
 
 def _histograms(found: ob.Diversity) -> ob.reporting.Figure:
-    assert found.outside is not None
+    assert found.ood is not None
     panels = []
-    sides = {"on test inputs": (found.inside, INSIDE), "on foreign inputs": (found.outside, OUTSIDE)}
+    sides = {"on test inputs": (found.in_distribution, INSIDE), "on foreign inputs": (found.ood, OUTSIDE)}
     for (title, (side, label)), printed in zip(sides.items(), PAIR_INFORMATION.values(), strict=True):
         bars = ob.reporting.Series("pairs", side.pairs.edges, tuple(map(float, side.pairs.counts)), shade=0)
         rule = ob.reporting.Rule("published, other data", printed, "vertical")
@@ -94,7 +97,7 @@ def _histograms(found: ob.Diversity) -> ob.reporting.Figure:
                 "histogram", title, ob.reporting.Axis(label), ob.reporting.Axis("pairs"), (bars,), (rule,)
             )
         )
-    spreads = [side.pairs.sd / side.pairs.mean for side in (found.inside, found.outside)]
+    spreads = [side.pairs.sd / side.pairs.mean for side in (found.in_distribution, found.ood)]
     return ob.reporting.Figure(
         "pair-information",
         "How much do two independent trainings differ?",
@@ -140,10 +143,10 @@ def _bin(values: Tensor, edges: Tensor) -> Tensor:
 
 
 def _claims(found: ob.Diversity, together: ob.Resampled, means: Sequence[ob.Resampled]) -> list[ob.reporting.Claim]:
-    assert found.outside is not None
-    pairs, collapse = found.inside.pairs, found.collapse
+    assert found.ood is not None
+    pairs, collapse = found.in_distribution.pairs, found.collapse
     verdict, weak = none_collapsed(collapse.pairs, pairs.count), weakly_correlated(together.low, together.high)
-    spreads = [side.pairs.sd / side.pairs.mean for side in (found.inside, found.outside)]
+    spreads = [side.pairs.sd / side.pairs.mean for side in (found.in_distribution, found.ood)]
     return [
         ob.reporting.Claim(
             "No two independent trainings collapse to the same function.",

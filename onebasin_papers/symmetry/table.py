@@ -91,8 +91,8 @@ def hmc_predictive(bench: Desk) -> Tensor:
 def _predictive(bench: Desk, population: ob.Population, answers: Tensor) -> Numbers:
     own = problem(bench)
     # Errors are taken over runs, not over examples.
-    found = ob.evaluate(own.model, population, own.test, outside=own.outside, reference=answers, resamples=2)
-    inside, told = found.inside, found.detection["msp"]
+    found = ob.evaluate(own.model, population, own.test, ood=own.outside, reference=answers, n_resamples=2)
+    inside, told = found.in_distribution, found.detection["msp"]
     return {
         "accuracy": PERCENT * inside["accuracy"].value,
         "ece": PERCENT * inside["ece"].value,
@@ -105,7 +105,7 @@ def _predictive(bench: Desk, population: ob.Population, answers: Tensor) -> Numb
         "nll": inside["nll"].value,
         "temperature": math.nan if found.temperature is None else found.temperature,
         "id_mi": HUNDREDTHS * inside["mutual_information"].value,
-        "ood_mi": HUNDREDTHS * found.outside["mutual_information"].value,
+        "ood_mi": HUNDREDTHS * found.ood["mutual_information"].value,
         "tv": PERCENT * found.reference["total_variation"].value,
         "agreement": PERCENT * found.reference["agreement"].value,
     }
@@ -117,13 +117,13 @@ def _apart(bench: Desk, population: ob.Population, other: ob.Population, prefix:
         population,
         other,
         symmetry=symmetry(bench),
-        forms=FORM,
+        normal_forms=FORM,
         preset=PRESET,
         permutations=0,
-        resamples=0,
+        n_resamples=0,
         layers=False,
     )
-    raw, without = found.raw.total, found.ns
+    raw, without = found.raw.total, found.mmd_canonical
     assert without is not None  # a form was asked for
     return {
         f"{prefix}mmd": SQUARED * raw.squared,
@@ -333,8 +333,8 @@ def form_table(bench: Desk) -> ob.reporting.Table:
     for place, (title, population) in enumerate(populations.items()):
         bench.show(place, len(populations), f"other forms: {title}")
         found[title] = ob.discrepancy(
-            population, reference(bench), symmetry=symmetry(bench), forms=FORMS, model=own.model, inputs=own.test[0],
-            preset=PRESET, permutations=0, resamples=0, layers=False,
+            population, reference(bench), symmetry=symmetry(bench), normal_forms=FORMS, model=own.model,
+            inputs=own.test[0], preset=PRESET, permutations=0, n_resamples=0, layers=False,
         )  # fmt: skip
     rows: list[tuple[ob.reporting.Cell, ...]] = [
         (form, *(ob.reporting.Number(SQUARED * one.sensitivity[form]) for one in found.values()))
@@ -484,12 +484,12 @@ def _reference(bench: Desk, found: Sequence[Row]) -> ob.reporting.Claim:
         reference(bench),
         thinned(bench),
         symmetry=symmetry(bench),
-        forms=FORM,
+        normal_forms=FORM,
         permutations=bench.plan.permutations,
-        resamples=0,
+        n_resamples=0,
         layers=False,
     )
-    gap = apart.ns
+    gap = apart.mmd_canonical
     assert gap is not None  # a form was asked for
     others = [row for row in found if row.method != HMC]
     by_function = min(others, key=lambda row: row.mean("tv"))

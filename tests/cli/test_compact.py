@@ -97,7 +97,7 @@ def test_the_examples_of_the_help_run(run: Run, folder: Path, example: str) -> N
     code, out, err = run(*words)
     assert code == 0, err
     assert "q.safetensors" in out and (folder / "q.json").is_file()
-    assert load_posterior(folder / "q.safetensors").networks >= 2
+    assert load_posterior(folder / "q.safetensors").storage >= 2
 
 
 def test_it_is_the_fit_of_the_aligned_networks(run: Run, folder: Path) -> None:
@@ -121,7 +121,7 @@ def test_refinement_is_told_and_measured(run: Run, folder: Path) -> None:
     assert set(rows) == {"before", "posterior", "2 of the networks"}
     assert told["storage"] == 2 and told["networks"] == 12 and told["aligned"] is True
     assert told["provenance"]["refined"]["steps"] == 200 and 0 <= told["prior"]["total"] <= 1
-    code, out, _ = run("draws", "-o", "q.safetensors", *options, "--calibrate", "--steps", "5", "--force")
+    code, out, _ = run("draws", "-o", "q.safetensors", *options, "--fit-scales", "--steps", "5", "--force")
     assert code == 0 and "no longer theirs" in out and "still at the prior" in out
 
 

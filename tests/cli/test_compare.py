@@ -34,7 +34,7 @@ def population(first: int, members: int, classes: int = 3) -> Population:
 
 def test_distances_mmd_and_predictives(known: Known) -> None:
     a, b, inputs = population(0, 5), population(50, 6), numbers(40, 2)
-    found = compare_populations(known, a, b, Examples(inputs, None), permutations=19, resamples=10)
+    found = compare_populations(known, a, b, Examples(inputs, None), permutations=19, n_resamples=10)
     p, q = (
         torch.stack([model(first + number)(inputs).softmax(-1) for number in range(members)]).mean(0).detach()
         for first, members in ((0, 5), (50, 6))
@@ -52,16 +52,16 @@ def test_what_has_no_classes_has_no_agreement() -> None:
     example = torch.zeros(1, 2).double()
     known = Known(ob.discover(model(0, 1), example), model(0, 1), example)
     data = Examples(numbers(7, 2), None)
-    found = compare_populations(known, population(0, 3, 1), population(50, 3, 1), data, permutations=19, resamples=10)
+    found = compare_populations(known, population(0, 3, 1), population(50, 3, 1), data, permutations=19, n_resamples=10)
     assert found.agreement is None and found.report.function is not None
     assert found.report.function.squared != 0 and "agreement" not in str(found)
 
 
 def test_without_data_or_without_a_model(known: Known) -> None:
     found = compare_populations(
-        known, population(0, 3), population(50, 3), permutations=19, resamples=10, forms="balanced/norm"
+        known, population(0, 3), population(50, 3), permutations=19, n_resamples=10, normal_forms="balanced/norm"
     )
-    assert found.report.function is None and set(found.report.forms) == {"balanced/norm"}
+    assert found.report.function is None and set(found.report.normal_forms) == {"balanced/norm"}
     with pytest.raises(InputError, match="--model"):
         compare_populations(
             Known(known.symmetry, None, None), population(0, 3), population(50, 3), Examples(numbers(2, 2), None)
@@ -79,7 +79,7 @@ def test_which_paths_hold_several(known: Known, tmp_path: Path) -> None:
 def test_values_of_a_regression_are_no_classes(known: Known) -> None:
     given = (population(0, 3), population(50, 3), Examples(numbers(7, 2), None))
     classes, values = (
-        compare_populations(known, *given, permutations=19, resamples=0, **output)
+        compare_populations(known, *given, permutations=19, n_resamples=0, **output)
         for output in ({}, {"output": "values"})
     )
     assert classes.agreement is not None and values.agreement is None and values.total_variation is None

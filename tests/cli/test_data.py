@@ -171,7 +171,7 @@ def test_verbs_take_words_and_folders(folder: Path, run: Run) -> None:
     Population.from_models([digits_mlp(), digits_mlp()]).save(folder / "draws")
     model = "onebasin.examples:digits_mlp"
     common = ("--resamples", 20, "--json", "--limit", 40)
-    code, out, err = run("evaluate", model, "draws", "digits:test", "--outside", "digits:train", *common)
+    code, out, err = run("evaluate", model, "draws", "digits:test", "--ood", "digits:train", *common)
     assert (code, err) == (0, "")
     record = json.loads(out)
     assert (record["given"]["data"], record["given"]["outside"]) == ("digits:test", "digits:train")

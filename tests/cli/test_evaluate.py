@@ -99,7 +99,7 @@ def plain(**numbers: Any) -> Any:
 
 
 def test_the_record_holds_what_the_library_finds(run: Run, folder: Path) -> None:
-    words = "model.py:net networks test.npz --outside foreign.npz --reference posterior.safetensors --seed 3"
+    words = "model.py:net networks test.npz --ood foreign.npz --reference posterior.safetensors --seed 3"
     options = "--draws 7 --resamples 40 --level 0.9 --bins 5 -o out/record.json"
     code, out, err = run(*words.split(), *options.split())
     assert (code, err) == (0, "")
@@ -110,12 +110,12 @@ def test_the_record_holds_what_the_library_finds(run: Run, folder: Path) -> None
         nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)),
         networks,
         (data["x"], data["y"].long()),
-        outside=arrays("foreign.npz")["x"],
+        ood=arrays("foreign.npz")["x"],
         reference=load_posterior(folder / "posterior.safetensors"),
         seed=3,
         draws=7,
-        resamples=40,
-        level=0.9,
+        n_resamples=40,
+        confidence_level=0.9,
         bins=5,
     )
     assert {key: record[key] for key in found.record()} == plain(**found.record())
@@ -189,10 +189,10 @@ def test_the_help_has_examples(run: Run) -> None:
         ("model.py:other posterior.safetensors test.npz", SpecError, "expected"),
         ("model.py:net networks test.npz --reference lines", SpecError, "lines"),
         ("model.py:net networks foreign.npz", InputError, "targets"),
-        ("model.py:net networks test.npz --outside model.py", InputError, "model.py"),
+        ("model.py:net networks test.npz --ood model.py", InputError, "model.py"),
         ("model.py:line lines values.npz", InputError, "noise"),
         ("model.py:line lines values.npz --noise loud", InputError, "a number or learned"),
-        ("model.py:line lines values.npz --noise 1 --outside foreign.npz", InputError, "gaussian"),
+        ("model.py:line lines values.npz --noise 1 --ood foreign.npz", InputError, "gaussian"),
         ("model.py:line lines test.npz", InputError, "at least 2 classes"),
         ("model.py:net networks test.npz -o test.npz", InputError, "test.npz exists"),
     ],

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin.errors import InputError, SpecError
-from onebasin.evaluation.discrepancy import FORMS, MMDTest, discrepancy
+from onebasin.evaluation.discrepancy import NORMAL_FORMS, MMDTest, discrepancy
 from onebasin.evaluation.distances import pair_distances, tensor_distances
 from onebasin.evaluation.runs import Runs, same_run_share
 from onebasin.functional.call import global_seed
@@ -26,7 +26,7 @@ from onebasin.population.population import Population
 from tests.alignment.test_canonical import decayed, perceptron
 from tests.judging import assert_mean, numbers, seeded
 
-QUICK: dict[str, Any] = {"permutations": 19, "resamples": 20}
+QUICK: dict[str, Any] = {"permutations": 19, "n_resamples": 20}
 
 
 def population(members: int, seed: int = 0, dtype: torch.dtype = torch.float64, **facts: Any) -> Population:
@@ -120,7 +120,7 @@ def test_the_numbers_are_those_of_mmd(preset: str) -> None:
     values = torch.cat(expected)
     assert [row.squared for row in found.raw.total.kernels] == pytest.approx(values.tolist(), rel=1e-8, abs=1e-12)
     assert found.raw.total.squared == pytest.approx(float(values.mean()))
-    assert found.raw.total.explained == 0 and found.ns is None and found.function is None
+    assert found.raw.total.explained == 0 and found.mmd_canonical is None and found.function is None
     bias = mmd(a.tensor("0.bias"), b.tensor("0.bias"))
     layers = discrepancy(a, b, **QUICK).raw.layers
     assert layers["0.bias"].squared == pytest.approx(float(bias), rel=1e-8)
@@ -172,13 +172,15 @@ def test_without_symmetries_an_orbit_is_one_point(case: str) -> None:
     build, example = CASES[case]
     symmetry = ob.discover(build(0), example)
     a, b = (Population.from_models([build(first + n) for n in range(8)]) for first in (0, 20))
-    forms = [form for form in FORMS if form.count("/") and not form.startswith("keep") and not form.endswith("keep")]
-    given = {"symmetry": symmetry, "forms": forms, "model": build(0), "preset": "pooled", **QUICK}
+    forms = [
+        form for form in NORMAL_FORMS if form.count("/") and not form.startswith("keep") and not form.endswith("keep")
+    ]
+    given = {"symmetry": symmetry, "normal_forms": forms, "model": build(0), "preset": "pooled", **QUICK}
     inputs = numbers(6, *example.shape[1:], seed=5)
     before = discrepancy(a, b, inputs=inputs, **given)
     after = discrepancy(moved(a, symmetry, 100), moved(b, symmetry, 200), inputs=inputs, **given)
     for form in forms:
-        here, there = before.forms[form], after.forms[form]
+        here, there = before.normal_forms[form], after.normal_forms[form]
         assert there.total.squared == pytest.approx(here.total.squared, rel=1e-8, abs=1e-10)
         for name in here.layers:
             assert there.layers[name].squared == pytest.approx(here.layers[name].squared, rel=1e-8, abs=1e-10), name
@@ -194,16 +196,16 @@ def test_a_moved_copy_is_far_raw_and_near_without_symmetries() -> None:
     noisy = base.map(lambda block, _: {k: v + 0.02 * numbers(*v.shape, seed=len(k)) for k, v in block.items()})
     element = symmetry.random(5)
     there = Population.from_states([symmetry.apply(element, state) for state in noisy[6:]])
-    found = discrepancy(noisy[:6], there, symmetry=symmetry, forms=["unit-norm/norm", "aligned"], **QUICK)
+    found = discrepancy(noisy[:6], there, symmetry=symmetry, normal_forms=["unit-norm/norm", "aligned"], **QUICK)
     assert found.raw.total.squared > 0.5 and found.raw.total.p_value == 0.05
-    assert abs(found.forms["unit-norm/norm"].total.squared) < 0.2
-    assert abs(found.forms["aligned"].total.squared) < 0.2
-    assert found.sensitivity["aligned"] == found.forms["aligned"].total.squared
-    assert found.ns is found.forms["unit-norm/norm"].total
+    assert abs(found.normal_forms["unit-norm/norm"].total.squared) < 0.2
+    assert abs(found.normal_forms["aligned"].total.squared) < 0.2
+    assert found.sensitivity["aligned"] == found.normal_forms["aligned"].total.squared
+    assert found.mmd_canonical is found.normal_forms["unit-norm/norm"].total
     other = there.map(lambda block, _: {**block, "4.bias": block["4.bias"] + 5})  # no symmetry: another function
-    far = discrepancy(noisy[:6], other, symmetry=symmetry, forms="aligned", **QUICK)
-    assert far.ns.squared > 0.5 and far.ns.p_value == 0.05
-    assert far.forms["aligned"].across > far.forms["aligned"].within_first + 25
+    far = discrepancy(noisy[:6], other, symmetry=symmetry, normal_forms="aligned", **QUICK)
+    assert far.mmd_canonical.squared > 0.5 and far.mmd_canonical.p_value == 0.05
+    assert far.normal_forms["aligned"].across > far.normal_forms["aligned"].within_first + 25
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -213,13 +215,16 @@ def test_large_populations_take_a_form_on_disk(
     symmetry = ob.discover(model(0), torch.zeros(1, 3).double())
     a, b = (Population.from_models([model(first + n) for n in range(4)]).to(dtype=dtype) for first in (0, 20))
     forms = ["balanced/norm", "aligned"]
-    expected = discrepancy(a, b, symmetry=symmetry, forms=forms, **QUICK)
+    expected = discrepancy(a, b, symmetry=symmetry, normal_forms=forms, **QUICK)
     monkeypatch.setattr(import_module("onebasin.evaluation.discrepancy"), "LARGE", 0)
-    told: list[str] = []
-    found = discrepancy(a, b, symmetry=symmetry, forms=forms, scratch=tmp_path, progress=told.append, **QUICK)
+    told: list[tuple[int, int, str]] = []
+    found = discrepancy(
+        a, b, symmetry=symmetry, normal_forms=forms, scratch=tmp_path, progress=lambda *at: told.append(at), **QUICK
+    )
     assert found.as_dict() == expected.as_dict()
     assert list(tmp_path.iterdir()) == []
-    assert [form in text for form, text in zip(["raw", *forms], told, strict=True)] == [True] * 3
+    assert [at[:2] for at in told] == [(0, 3), (1, 3), (2, 3)]
+    assert all(form in at[2] for form, at in zip(["raw", *forms], told, strict=True))
 
 
 # Runs: modes N(0, I) in d dimensions, members N(mode, noise^2 I); a Gaussian kernel of bandwidth b.
@@ -301,11 +306,11 @@ def test_whole_runs_change_sides_in_the_statistic_without_pairs_of_one_run() -> 
     (x, chain), (y, other) = draws([3] * 4, 0.3, 0), draws([3] * 5, 0.3, 2)
     a, b = Population.from_stacked({"w": x}, chain=chain), Population.from_stacked({"w": y}, chain=other)
     runs = Runs.of(a, b)
-    judge = MMDTest(runs, permutations=19, resamples=0)
+    test = MMDTest(runs, permutations=19, n_resamples=0)
     matrix = kernel_matrix(Pooled.of(x, y), B, "gaussian")
     squared, explained = parts(x, y, chain, other)
-    assert judge.sides is not None
-    found = side_statistics(judge._exchangeable(matrix, runs.sums(matrix)), judge.sides)
+    assert test.sides is not None
+    found = side_statistics(test._exchangeable(matrix, runs.sums(matrix)), test.sides)
     assert float(found[0]) == pytest.approx(squared - explained)
 
 
@@ -313,7 +318,7 @@ def nulls(sizes: tuple[list[int], list[int]]) -> Iterator[float]:
     for seed in range(300):
         (x, chain), (y, other) = draws(sizes[0], 0.05, 4 * seed), draws(sizes[1], 0.05, 4 * seed + 2)
         a, b = Population.from_stacked({"w": x}, chain=chain), Population.from_stacked({"w": y}, chain=other)
-        yield discrepancy(a, b, permutations=19, resamples=0, layers=False, seed=seed).raw.total.p_value
+        yield discrepancy(a, b, permutations=19, n_resamples=0, layers=False, seed=seed).raw.total.p_value
 
 
 @pytest.mark.parametrize(
@@ -331,7 +336,7 @@ def test_members_of_a_run_are_not_to_be_exchanged() -> None:
     rejected = 0
     for seed in range(60):
         a, b = (Population.from_stacked({"w": draws([10] * 4, 0.05, 4 * seed + n)[0]}) for n in (0, 2))
-        rejected += discrepancy(a, b, permutations=19, resamples=0, layers=False).raw.total.p_value <= 0.05
+        rejected += discrepancy(a, b, permutations=19, n_resamples=0, layers=False).raw.total.p_value <= 0.05
     assert stats.binomtest(rejected, 60, 0.05, alternative="greater").pvalue < 1e-6
 
 
@@ -342,9 +347,9 @@ def test_halves_of_one_population_are_0_apart() -> None:
     for seed in range(30):
         whole = Population.from_models([model(1000 + 12 * seed + n) for n in range(12)])
         report = discrepancy(
-            whole[:6], whole[6:], symmetry=symmetry, model=model(0), inputs=numbers(4, 3), permutations=0, resamples=0
+            whole[:6], whole[6:], symmetry=symmetry, model=model(0), inputs=numbers(4, 3), permutations=0, n_resamples=0
         )
-        for name, gap in (("raw", report.raw.total), ("ns", report.ns), ("function", report.function)):
+        for name, gap in (("raw", report.raw.total), ("ns", report.mmd_canonical), ("function", report.function)):
             found[name].append(gap.squared)
             assert math.isnan(gap.p_value) and math.isnan(gap.low)
     for values in found.values():
@@ -354,11 +359,11 @@ def test_halves_of_one_population_are_0_apart() -> None:
 def test_the_interval_is_that_of_runs() -> None:
     """Copies of a member add nothing: the interval must not shrink."""
     x, y = numbers(20, D), numbers(25, D, seed=1) + 1
-    alone = discrepancy(Population.from_stacked({"w": x}), Population.from_stacked({"w": y}), resamples=400)
+    alone = discrepancy(Population.from_stacked({"w": x}), Population.from_stacked({"w": y}), n_resamples=400)
     many = discrepancy(
         Population.from_stacked({"w": x.repeat_interleave(3, 0)}, chain=torch.arange(20).repeat_interleave(3)),
         Population.from_stacked({"w": y.repeat_interleave(3, 0)}, chain=torch.arange(25).repeat_interleave(3)),
-        resamples=400,
+        n_resamples=400,
     )
     gaps = alone.raw.total, many.raw.total
     assert [gap.high - gap.low > 0 for gap in gaps] == [True, True]
@@ -413,7 +418,7 @@ def test_the_smallest_p_value_is_said(counts: tuple[int, int]) -> None:
     m, n = counts
     a = Population.from_stacked({"w": numbers(2 * m, D)}, chain=torch.arange(m).repeat_interleave(2))
     b = Population.from_stacked({"w": numbers(2 * n, D, seed=1) + 100}, chain=torch.arange(n).repeat_interleave(2))
-    found = discrepancy(a, b, permutations=1999, resamples=0)
+    found = discrepancy(a, b, permutations=1999, n_resamples=0)
     least = (2 if m == n else 1) / math.comb(m + n, m)
     assert found.raw.total.p_value == pytest.approx(max(least, 1 / 2000), abs=4 * math.sqrt(least / 2000) + 1e-3)
     assert any("cannot be much below" in note for note in found.notes) == (least > 0.05)
@@ -441,8 +446,8 @@ def test_a_form_keeps_small_differences_and_drops_rounding() -> None:
     a, b = (Population.from_models([normed(first + n) for n in range(5)]) for first in (0, 20))
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         given = (population.to(dtype=dtype) for population in (a, b))
-        found = discrepancy(*given, symmetry=symmetry, forms="unit-norm/max", **QUICK)
-        layers = found.forms["unit-norm/max"].layers
+        found = discrepancy(*given, symmetry=symmetry, normal_forms="unit-norm/max", **QUICK)
+        layers = found.normal_forms["unit-norm/max"].layers
         assert found.raw.layers["norm.weight"].squared != 0 == layers["norm.weight"].squared
         assert layers["norm.weight"].p_value == 1 and layers["last.weight"].squared != 0
     start = normed(0).float().state_dict()
@@ -455,8 +460,8 @@ def test_a_form_keeps_small_differences_and_drops_rounding() -> None:
         )
         for side in (0, 2)
     ]
-    still = discrepancy(*near, symmetry=symmetry, forms="keep/keep", **QUICK)
-    assert still.forms["keep/keep"].total.squared == still.raw.total.squared
+    still = discrepancy(*near, symmetry=symmetry, normal_forms="keep/keep", **QUICK)
+    assert still.normal_forms["keep/keep"].total.squared == still.raw.total.squared
 
 
 def test_refusals() -> None:
@@ -471,12 +476,12 @@ def test_refusals() -> None:
     found = ob.discover(model(0), torch.zeros(1, 3).double())
     spec = {name: value for name, value in b.stacked().items() if name != "0.bias"}
     for error, words, call in [
-        (InputError, "expected a form", lambda: discrepancy(a, b, forms="sorted")),
-        (InputError, "form", lambda: discrepancy(a, b, forms=["unit-norm/max", "unit-norm/random"])),
+        (InputError, "expected a form", lambda: discrepancy(a, b, normal_forms="sorted")),
+        (InputError, "form", lambda: discrepancy(a, b, normal_forms=["unit-norm/max", "unit-norm/random"])),
         (InputError, "no option", lambda: discrepancy(a, b, permutation=5)),
         (InputError, "preset", lambda: discrepancy(a, b, preset="mean")),
         (InputError, "permutations", lambda: discrepancy(a, b, permutations=-1)),
-        (InputError, "confidence", lambda: discrepancy(a, b, confidence=1.5)),
+        (InputError, "confidence", lambda: discrepancy(a, b, confidence_level=1.5)),
         (InputError, "go together", lambda: discrepancy(a, b, inputs=torch.zeros(1))),
         (
             InputError,
@@ -489,7 +494,7 @@ def test_refusals() -> None:
         (InputError, "both sides", lambda: pair_distances(a[:0], b)),
         (SpecError, "member 3 of the second", lambda: pair_distances(a, Population.from_stacked(broken))),
         (SpecError, "too large", lambda: pair_distances(Population.from_stacked(huge), Population.from_stacked(huge))),
-        (InputError, "symmetry", lambda: discrepancy(a, b, forms="unit-norm/max")),
+        (InputError, "symmetry", lambda: discrepancy(a, b, normal_forms="unit-norm/max")),
         (InputError, "scratch", lambda: discrepancy(nets, nets, symmetry=found, scratch="absent", **QUICK)),
         (SpecError, "missing 0.bias", lambda: discrepancy(a, Population.from_stacked(spec))),
         (SpecError, "complex", lambda: pair_distances(complex_population, complex_population)),
@@ -506,15 +511,15 @@ def test_decayed_units_make_no_difference_between_halves_of_one_population() -> 
     for seed in range(4):
         one, other = decayed(24, seed), decayed(24, 100 + seed)
         found = discrepancy(
-            one, other, symmetry=symmetry, forms=["balanced/max", "unit-norm/max"], permutations=99,
-            resamples=0, layers=False,
+            one, other, symmetry=symmetry, normal_forms=["balanced/max", "unit-norm/max"], permutations=99,
+            n_resamples=0, layers=False,
         )  # fmt: skip
-        default = discrepancy(one, other, symmetry=symmetry, permutations=99, resamples=0, layers=False)
-        assert list(default.forms) == ["balanced/max"] and default.ns == found.ns
-        assert default.forms["balanced/max"].notes == ()
-        assert found.ns is not None and abs(found.ns.squared) < 0.02
-        spurious += found.ns.p_value < 0.05
-        notes = found.forms["unit-norm/max"].notes
+        default = discrepancy(one, other, symmetry=symmetry, permutations=99, n_resamples=0, layers=False)
+        assert list(default.normal_forms) == ["balanced/max"] and default.mmd_canonical == found.mmd_canonical
+        assert default.normal_forms["balanced/max"].notes == ()
+        assert found.mmd_canonical is not None and abs(found.mmd_canonical.squared) < 0.02
+        spurious += found.mmd_canonical.p_value < 0.05
+        notes = found.normal_forms["unit-norm/max"].notes
         assert notes and all("unit-norm/max: ill-conditioned" in note for note in notes)
         assert "ill-conditioned" in str(found)
     assert spurious <= 2  # of 4 at 5 %: three happen once in 2,000 times

@@ -20,9 +20,9 @@ from onebasin.functional.population_pass import ALIVE, ROOM, portion
 from onebasin.metrics.mmd import Pooled, mmd_test
 from onebasin.metrics.pairs import pairwise_mutual_information
 from onebasin.population.population import Population
-from onebasin.posterior.predictive import predict, summarise
+from onebasin.posterior.predict import Predictive, predict
 
-QUICK: dict[str, Any] = {"permutations": 99, "resamples": 0}
+QUICK: dict[str, Any] = {"permutations": 99, "n_resamples": 0}
 MODEL = """
 import torch
 from torch import nn
@@ -73,8 +73,8 @@ def test_half_precision_keeps_its_differences_in_a_form(dtype: torch.dtype, gap:
         )
 
     symmetry = ob.discover(mlp(0), torch.zeros(2, 2))
-    found = discrepancy(around(0), around(1), symmetry=symmetry, forms="keep/keep", **QUICK)
-    still = found.forms["keep/keep"]  # the form that moves nothing
+    found = discrepancy(around(0), around(1), symmetry=symmetry, normal_forms="keep/keep", **QUICK)
+    still = found.normal_forms["keep/keep"]  # the form that moves nothing
     assert still.across == pytest.approx(found.raw.across, rel=1e-6)
     for name, layer in found.raw.layers.items():
         assert still.layers[name].squared == pytest.approx(layer.squared, abs=1e-6), name
@@ -94,7 +94,7 @@ def test_pairs_of_confident_networks(certainty: float) -> None:
     logits[:, :, 0] += certainty
     found = diversity(Table(), of(logits), torch.arange(200))
     # Two networks are one pair. 1e-2 is fifty times what the docstring claims for ten classes.
-    assert found.inside.pairs.mean == pytest.approx(found.inside.population, rel=1e-2)
+    assert found.in_distribution.pairs.mean == pytest.approx(found.in_distribution.population, rel=1e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -110,7 +110,7 @@ def test_copies_of_a_network_do_not_move_bandwidths(dtype: torch.dtype) -> None:
             measured = pair_distances(of(rows[:half]), of(rows[half:])).pooled("l2").distances
             for distances in (measured, Pooled.of(rows[:half], rows[half:]).distances):
                 assert float(distances[copies].max()) == 0, (half, columns)
-            report = discrepancy(of(rows[:half]), of(rows[half:]), preset="pooled", permutations=0, resamples=0)
+            report = discrepancy(of(rows[:half]), of(rows[half:]), preset="pooled", permutations=0, n_resamples=0)
             smallest = min(row.bandwidth for row in report.raw.total.kernels if row.kernel == "gaussian")
             assert smallest > float(real) / 2 * 0.999
 
@@ -167,7 +167,7 @@ def test_two_networks_on_a_side_have_no_interval() -> None:
 
 def test_few_members_are_said_to_have_rough_intervals() -> None:
     rows = torch.randn(6, 5, generator=seeded())  # each its own run; three runs on a side do get the note
-    found = discrepancy(of(rows[:3]), of(rows[3:]), permutations=0, resamples=50)
+    found = discrepancy(of(rows[:3]), of(rows[3:]), permutations=0, n_resamples=50)
     assert any("rough" in note for note in found.notes)
 
 
@@ -231,7 +231,7 @@ def test_a_summary_and_an_average_say_the_same_of_infinity() -> None:
     layer, inputs = nn.Linear(1, 2, bias=False), torch.ones(1, 1)
     average = predict(layer, networks, inputs, output="values", average=True)
     try:
-        found = summarise(layer, networks, inputs, output="values")
+        found = Predictive.of(layer, networks, inputs, output="values")
     except InputError:
         return
     assert torch.equal(found.mean, average)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from importlib import import_module
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from scipy.stats import pearsonr, spearmanr
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.evaluation import diversity as measure
 from onebasin.evaluation.diversity import LEVELS, PairStatistics, diversity
 from onebasin.metrics.concordance import pearson, spearman
 from onebasin.metrics.entropy import mutual_information
@@ -21,8 +21,10 @@ from onebasin.population.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian
 from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior
-from onebasin.posterior.predictive import predict
+from onebasin.posterior.predict import predict
 from onebasin.state import spec_of, state_of
+
+measure = import_module("onebasin.evaluation.diversity")
 
 MODEL = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
 GENERATOR = torch.Generator().manual_seed(1)
@@ -42,10 +44,10 @@ def exact_pairs(population: Population, inputs: Tensor) -> Tensor:
 
 def test_numbers_are_those_of_brute_force() -> None:
     population = population_of(9, chain=[0, 0, 0, 1, 1, 1, 2, 2, -1])
-    found = diversity(MODEL, population, INSIDE, OUTSIDE, closest=4)
+    found = diversity(MODEL, population, INSIDE, ood=OUTSIDE, closest=4)
     inside, outside = exact_pairs(population, INSIDE), exact_pairs(population, OUTSIDE)
-    assert found.outside is not None
-    for side, exact, inputs in ((found.inside, inside, INSIDE), (found.outside, outside, OUTSIDE)):
+    assert found.ood is not None
+    for side, exact, inputs in ((found.in_distribution, inside, INSIDE), (found.ood, outside, OUTSIDE)):
         assert side.pairs.count == 36 and side.examples == len(inputs)
         assert side.pairs.mean == pytest.approx(float(exact.mean()), rel=1e-4)
         assert side.pairs.sd == pytest.approx(float(exact.std()), rel=1e-3)
@@ -54,16 +56,16 @@ def test_numbers_are_those_of_brute_force() -> None:
         assert side.within is not None and side.between is not None
         assert side.within.count == 3 + 3 + 1 and side.between.count == 28 - 7  # the last member is of no known chain
     within = [inside[place] for place in (0, 1, 8, 21, 22, 26, 33)]  # places of (0,1) (0,2) (1,2) (3,4) ... in rows
-    assert found.inside.within is not None
-    assert found.inside.within.mean == pytest.approx(float(torch.stack(within).mean()), rel=1e-4)
+    assert found.in_distribution.within is not None
+    assert found.in_distribution.within.mean == pytest.approx(float(torch.stack(within).mean()), rel=1e-4)
     assert found.pearson == pytest.approx(pearsonr(inside, outside).statistic, abs=1e-3)
     assert found.spearman == pytest.approx(spearmanr(inside, outside).statistic, abs=0.02)
     order = inside.argsort()[:4]
     rows = torch.triu_indices(9, 9, 1).T[order]
     assert [[pair.first, pair.second] for pair in found.closest] == rows.tolist()
     for pair, place in zip(found.closest, order.tolist(), strict=True):
-        assert pair.inside == pytest.approx(float(inside[place]), rel=1e-3)
-        assert pair.outside == pytest.approx(float(outside[place]), rel=1e-3)
+        assert pair.in_distribution == pytest.approx(float(inside[place]), rel=1e-3)
+        assert pair.ood == pytest.approx(float(outside[place]), rel=1e-3)
         assert pair.share == pytest.approx(float(inside[place] / np.median(inside)), rel=1e-3)
 
 
@@ -82,14 +84,14 @@ def test_planted_collapse_is_found() -> None:
     first = {(pair.first, pair.second, pair.same_chain) for pair in found.closest[:4]}
     assert first == {(0, 3, True), (0, 5, False), (3, 5, False), (1, 4, True)}
     assert found.closest[3].share < 1e-3 < 0.1 < found.closest[4].share
-    assert found.outside is None and found.pearson is None and found.outside_matrix is None
+    assert found.ood is None and found.pearson is None and found.ood_matrix is None
 
 
 def test_a_population_of_one_function() -> None:
-    found = diversity(MODEL, population_of(1)[[0, 0, 0, 0]], INSIDE, OUTSIDE)
-    assert found.inside.pairs.mean < 1e-9 and found.inside.population < 1e-12
+    found = diversity(MODEL, population_of(1)[[0, 0, 0, 0]], INSIDE, ood=OUTSIDE)
+    assert found.in_distribution.pairs.mean < 1e-9 and found.in_distribution.population < 1e-12
     assert found.collapse.functions == 1 and found.collapse.pairs == 6 and found.collapse.within is None
-    assert found.inside.within is None and found.inside.between is None
+    assert found.in_distribution.within is None and found.in_distribution.between is None
     json.loads(found.to_json())
     assert "different functions: 1" in str(found)
 
@@ -104,19 +106,19 @@ def test_a_posterior_is_drawn_from_and_its_components_are_chains() -> None:
         posterior = Posterior.equal(gaussians, layout, [{}, {}])
         found = diversity(MODEL, posterior, INSIDE, draws=6, seed=3)
         assert found.of == 6 and found.networks.tolist() == [0, 1, 2, 3, 4, 5]
-        assert found.inside.within is not None and found.inside.between is not None
-        assert found.inside.within.count == 6 and found.inside.between.count == 9
-        assert smallest <= found.inside.within.mean < 0.2 * found.inside.between.mean
+        assert found.in_distribution.within is not None and found.in_distribution.between is not None
+        assert found.in_distribution.within.count == 6 and found.in_distribution.between.count == 9
+        assert smallest <= found.in_distribution.within.mean < 0.2 * found.in_distribution.between.mean
         if not width:
             two = exact_pairs(centres, INSIDE)
             assert found.collapse.functions == 2
-            assert found.inside.between.mean == pytest.approx(float(two[0]), rel=1e-3)
+            assert found.in_distribution.between.mean == pytest.approx(float(two[0]), rel=1e-3)
 
 
 def test_a_large_population_is_thinned_by_the_seed() -> None:
     population = population_of(12, chain=[*range(12)])
     found, again, other = (diversity(MODEL, population, INSIDE, members=5, seed=seed) for seed in (1, 1, 2))
-    assert found.of == 12 and len(found.networks) == 5 and found.inside.pairs.count == 10
+    assert found.of == 12 and len(found.networks) == 5 and found.in_distribution.pairs.count == 10
     assert torch.equal(found.networks, again.networks) and torch.equal(found.matrix, again.matrix)
     assert not torch.equal(found.networks, other.networks)
     torch.testing.assert_close(
@@ -136,9 +138,9 @@ def test_pieces_of_inputs_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(measure, "_CELLS", 4 * 3 * 2)
     pieces = diversity(MODEL, population, (INSIDE,))
     torch.testing.assert_close(pieces.matrix, whole.matrix, rtol=1e-5, atol=1e-9)
-    assert pieces.inside.population == pytest.approx(whole.inside.population, rel=1e-9)
+    assert pieces.in_distribution.population == pytest.approx(whole.in_distribution.population, rel=1e-9)
     named = diversity(nn.Linear(4, 3), Population.from_models([nn.Linear(4, 3) for _ in range(3)]), {"input": INSIDE})
-    assert named.inside.examples == 40
+    assert named.in_distribution.examples == 40
 
 
 def test_places_of_a_segmentation_count_like_examples() -> None:
@@ -154,14 +156,14 @@ def test_places_of_a_segmentation_count_like_examples() -> None:
 
 
 def test_the_record_is_plain_and_the_text_readable() -> None:
-    found = diversity(MODEL, population_of(5, chain=[0, 0, 1, 1, 1]), INSIDE, OUTSIDE, closest=2)
+    found = diversity(MODEL, population_of(5, chain=[0, 0, 1, 1, 1]), INSIDE, ood=OUTSIDE, closest=2)
     record = json.loads(found.to_json())
     assert record == json.loads(json.dumps(found.record()))
-    assert record["inside"]["pairs"]["quantiles"]["0.5"] == found.inside.pairs.quantiles[0.5]
+    assert record["inside"]["pairs"]["quantiles"]["0.5"] == found.in_distribution.pairs.quantiles[0.5]
     assert sum(record["outside"]["pairs"]["counts"]) == 10
     assert record["closest"][0]["first"] == found.closest[0].first
     text = str(found)
-    for word in ("5 networks, 10 pairs", "inside", "outside", "within a chain", "between chains", "correlation"):
+    for word in ("5 networks, 10 pairs", "in distribution", "ood", "within a chain", "between chains", "correlation"):
         assert word in text
 
 
@@ -190,13 +192,11 @@ def test_what_is_refused() -> None:
         diversity(MODEL, population_of(1), INSIDE)
     with pytest.raises(InputError, match="members >= 2, threshold >= 0"):
         diversity(MODEL, population_of(3), INSIDE, members=1)
-    with pytest.raises(InputError, match="did you mean 'draws'"):
-        diversity(MODEL, population_of(3), INSIDE, drawss=3)  # type: ignore[call-arg]
     with pytest.raises(InputError, match='output="values"'):
         diversity(nn.Linear(4, 1), Population.from_models([nn.Linear(4, 1), nn.Linear(4, 1)]), INSIDE)
     with pytest.raises(InputError, match="a Population or a Posterior"):
         diversity(MODEL, MODEL.state_dict(), INSIDE)  # type: ignore[arg-type]
-    assert math.isfinite(diversity(MODEL, population_of(2), INSIDE, closest=0).inside.population)
+    assert math.isfinite(diversity(MODEL, population_of(2), INSIDE, closest=0).in_distribution.population)
     assert "closest" not in str(diversity(MODEL, population_of(2), INSIDE, closest=0))
 
 

@@ -24,7 +24,7 @@ from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior
 from onebasin.state import spec_of, state_of
 
-QUICK: dict[str, Any] = {"resamples": 50}
+QUICK: dict[str, Any] = {"n_resamples": 50}
 
 
 def network(inputs: int = 3, classes: int = 4) -> nn.Module:
@@ -60,7 +60,7 @@ OUTSIDE = 4 * examples(150, seed=2)[0]
 
 @pytest.fixture(scope="module")
 def whole() -> Evaluation:
-    return evaluate(MODEL, POPULATION, DATA, outside=OUTSIDE, reference=POPULATION[:2])
+    return evaluate(MODEL, POPULATION, DATA, ood=OUTSIDE, reference=POPULATION[:2])
 
 
 def softmaxes(inputs: Tensor, population: Population = POPULATION) -> np.ndarray:
@@ -86,13 +86,13 @@ def test_numbers_on_the_examples(whole: Evaluation) -> None:
         "ace_top_label": float(ace(torch.from_numpy(p), DATA[1], kind="top-label")),
         "mutual_information": information.mean(),
     }
-    assert whole.inside.keys() == expected.keys()
-    assert (whole.kind, whole.members, whole.examples, whole.outside_examples) == ("categorical", 6, 200, 150)
+    assert whole.in_distribution.keys() == expected.keys()
+    assert (whole.kind, whole.members, whole.examples, whole.ood_examples) == ("categorical", 6, 200, 150)
     for name, value in expected.items():
-        assert whole.inside[name].value == pytest.approx(value, rel=1e-6), name
-        assert whole.inside[name].low <= whole.inside[name].high, name
+        assert whole.in_distribution[name].value == pytest.approx(value, rel=1e-6), name
+        assert whole.in_distribution[name].low <= whole.in_distribution[name].high, name
     # The standard error of a share, of which a 95 % interval is 2 x 1.96 wide.
-    share = whole.inside["accuracy"]
+    share = whole.in_distribution["accuracy"]
     error = math.sqrt(share.value * (1 - share.value) / 200)
     assert share.high - share.low == pytest.approx(3.92 * error, rel=0.15)
 
@@ -116,9 +116,11 @@ def test_numbers_on_foreign_inputs(whole: Evaluation) -> None:
         assert found["aupr_out"].value == pytest.approx(average_precision_score(labels, both), abs=1e-6), name
         assert found["aupr_in"].value == pytest.approx(average_precision_score(1 - labels, -both), abs=1e-6), name
         tensors = torch.from_numpy(own["in"]), torch.from_numpy(own["out"])
-        assert found["fpr95_in"].value == pytest.approx(float(fpr95(*tensors, positive="inside")), abs=1e-6), name
+        assert found["fpr95_in"].value == pytest.approx(float(fpr95(*tensors, positive="in_distribution")), abs=1e-6), (
+            name
+        )
         assert found["fpr95_out"].value == pytest.approx(float(fpr95(*tensors)), abs=1e-6), name
-    assert whole.outside["mutual_information"].value == pytest.approx(scores["mutual_information"]["out"].mean())
+    assert whole.ood["mutual_information"].value == pytest.approx(scores["mutual_information"]["out"].mean())
 
 
 def test_comparison_with_a_population_and_with_its_predictive(whole: Evaluation) -> None:
@@ -149,10 +151,10 @@ def test_the_temperature_never_sees_what_it_is_judged_on(whole: Evaluation) -> N
 
 
 def test_members_are_averaged_in_a_stream_of_any_width() -> None:
-    one = evaluate(MODEL, POPULATION, DATA, outside=OUTSIDE, chunk=1, batch=7, **QUICK)
-    all_ = evaluate(MODEL, POPULATION, DATA, outside=OUTSIDE, chunk=6, **QUICK)
-    for name, estimate in one.inside.items():
-        assert estimate == pytest.approx(all_.inside[name], abs=1e-5), name
+    one = evaluate(MODEL, POPULATION, DATA, ood=OUTSIDE, chunk=1, batch=7, **QUICK)
+    all_ = evaluate(MODEL, POPULATION, DATA, ood=OUTSIDE, chunk=6, **QUICK)
+    for name, estimate in one.in_distribution.items():
+        assert estimate == pytest.approx(all_.in_distribution[name], abs=1e-5), name
     for score, numbers in one.detection.items():
         for name, estimate in numbers.items():
             assert estimate == pytest.approx(all_.detection[score][name], abs=1e-2), (score, name)
@@ -163,16 +165,16 @@ def test_equal_members_do_not_disagree_at_all() -> None:
         {name: value[:1].expand(9, *value.shape[1:]) for name, value in POPULATION.stacked().items()}
     )
     found = evaluate(MODEL, same, DATA, chunk=1, **QUICK)
-    assert found.inside["mutual_information"] == Estimate(0, 0, 0)
+    assert found.in_distribution["mutual_information"] == Estimate(0, 0, 0)
     single = evaluate(MODEL, POPULATION[:1], DATA, chunk=1, **QUICK)
     for name in ("accuracy", "brier", "ece"):
-        assert found.inside[name] == single.inside[name]
+        assert found.in_distribution[name] == single.in_distribution[name]
 
 
 def test_overconfident_networks_cost_much_and_not_infinitely_much() -> None:
     huge = Population.from_stacked({name: 1e4 * value for name, value in POPULATION[:2].stacked().items()})
     found = evaluate(MODEL, huge, DATA, **QUICK)
-    assert 100 < found.inside["nll"].value < math.inf
+    assert 100 < found.in_distribution["nll"].value < math.inf
     json.loads(found.to_json())
 
 
@@ -183,12 +185,12 @@ def test_one_logit_is_two_classes() -> None:
     stacked = {f"0.{name}": value for name, value in networks.stacked().items()}
     stacked["1.weight"] = torch.tensor([[0.0], [1.0]]).expand(6, 2, 1)
     stacked["1.bias"] = torch.zeros(6, 2)
-    pairs = evaluate(two, Population.from_stacked(stacked), (x, y), outside=OUTSIDE, **QUICK)
+    pairs = evaluate(two, Population.from_stacked(stacked), (x, y), ood=OUTSIDE, **QUICK)
     for targets in (y, y.float()[:, None]):
-        found = evaluate(binary, networks, (x, targets), outside=OUTSIDE, likelihood="bernoulli", **QUICK)
+        found = evaluate(binary, networks, (x, targets), ood=OUTSIDE, likelihood="bernoulli", **QUICK)
         assert found.kind == "bernoulli"
-        for name, estimate in found.inside.items():
-            assert estimate == pytest.approx(pairs.inside[name], abs=1e-5), name
+        for name, estimate in found.in_distribution.items():
+            assert estimate == pytest.approx(pairs.in_distribution[name], abs=1e-5), name
         for score in ("msp", "entropy", "mutual_information"):
             assert found.detection[score]["auroc"].value == pytest.approx(
                 pairs.detection[score]["auroc"].value, abs=1e-3
@@ -206,13 +208,13 @@ def test_posteriors_are_drawn_from_and_seeds_decide() -> None:
     itself = evaluate(MODEL, given, DATA, reference=given, draws=400, **QUICK).reference["total_variation"].value
     assert 0 < itself < 0.05
     sharp = evaluate(MODEL, posterior(MODEL, 1e-6), DATA, draws=3, **QUICK)
-    assert sharp.inside["mutual_information"].value < 1e-9
+    assert sharp.in_distribution["mutual_information"].value < 1e-9
 
 
 def test_models_and_the_global_generator_stay_as_they_were() -> None:
     before = {name: value.clone() for name, value in MODEL.state_dict().items()}
     state = torch.random.get_rng_state()
-    evaluate(MODEL, posterior(MODEL), DATA, outside=OUTSIDE, draws=2, **QUICK)
+    evaluate(MODEL, posterior(MODEL), DATA, ood=OUTSIDE, draws=2, **QUICK)
     assert all(torch.equal(value, before[name]) for name, value in MODEL.state_dict().items())
     assert torch.equal(state, torch.random.get_rng_state())
     assert MODEL.training
@@ -242,9 +244,9 @@ def test_numbers_of_values(column: bool) -> None:
         "coverage_90": float(((goals >= low) & (goals <= high)).double().mean()),
         "width_90": float((high - low).mean()),
     }
-    assert set(found.inside) == {*expected, "coverage_50", "width_50"}
+    assert set(found.in_distribution) == {*expected, "coverage_50", "width_50"}
     for name, value in expected.items():
-        assert found.inside[name].value == pytest.approx(value, rel=1e-6), name
+        assert found.in_distribution[name].value == pytest.approx(value, rel=1e-6), name
     assert (found.kind, found.temperature, dict(found.detection)) == ("gaussian", None, {})
 
 
@@ -257,14 +259,14 @@ def test_learned_noise_is_the_networks_own() -> None:
     found = evaluate(learned, Population.from_stacked(stacked), (x, y), **QUICK)
     means = predictions(model, networks, x).double()[:, :, 0]
     expected = float(gaussian_nll(means, y.double(), noise.double()[:, None]))
-    assert found.inside["nll"].value == pytest.approx(expected, rel=1e-6)
+    assert found.in_distribution["nll"].value == pytest.approx(expected, rel=1e-6)
 
 
 # ---------------------------------------------------------------------- the report
 
 
 def test_calibration_errors_lie_in_their_intervals(whole: Evaluation) -> None:
-    numbers = [*whole.inside.items(), *whole.tempered.items()]
+    numbers = [*whole.in_distribution.items(), *whole.tempered.items()]
     errors = [own for name, own in numbers if name.startswith(("ece", "ace"))]
     assert len(errors) == 5
     for value, low, high in errors:
@@ -277,14 +279,14 @@ def test_the_record_is_plain_json(whole: Evaluation) -> None:
     assert record == whole.record()
     assert record["inside"]["nll"].keys() == {"value", "low", "high"}
     assert record["detection"]["energy"]["auroc"]["value"] == whole.detection["energy"]["auroc"].value
-    settings = {"level": 0.95, "seed": 0, "method": "bca", "resamples": 1000, "bins": 15}
+    settings = {"level": 0.95, "seed": 0, "method": "bca", "n_resamples": 1000, "bins": 15}
     assert record["settings"] == {**settings, "calibration_method": "absolute"}
 
 
 def test_the_table_shows_every_number(whole: Evaluation) -> None:
     text = str(whole)
     assert "6 networks, 200 examples, 150 foreign inputs, categorical" in text
-    groups = [whole.inside, whole.tempered, whole.outside, whole.reference, *whole.detection.values()]
+    groups = [whole.in_distribution, whole.tempered, whole.ood, whole.reference, *whole.detection.values()]
     for estimate in (estimate for group in groups for estimate in group.values()):
         assert f"{estimate.value:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]" in text
     assert f"T = {whole.temperature:.4g}" in text
@@ -302,23 +304,22 @@ def test_two_examples_are_enough_and_one_has_no_half() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"resample": 5}, "did you mean 'resamples'"),
         ({"likelihood": "poisson"}, "categorical, bernoulli, gaussian"),
         ({"data": (DATA[0], DATA[1][:5])}, "one target for each of 200 examples"),
         ({"data": (DATA[0], DATA[1] + 3)}, "class numbers from 0 to 3"),
-        ({"data": (DATA[0] * torch.nan, DATA[1])}, "NaN or infinity from network 0"),
+        ({"data": (DATA[0] * torch.nan, DATA[1])}, "NaN from network 0"),
         ({"likelihood": "bernoulli"}, "one logit per example"),
         ({"data": (DATA[0], DATA[1].float())}, "noise"),
-        ({"data": (DATA[0], DATA[1].float()), "outside": OUTSIDE, "noise": 1.0}, "gaussian likelihood"),
+        ({"data": (DATA[0], DATA[1].float()), "ood": OUTSIDE, "noise": 1.0}, "gaussian likelihood"),
         ({"reference": torch.eye(4)}, "same examples"),
         ({"reference": MODEL}, "Population or a Posterior"),
-        ({"population": MODEL}, "Population or a Posterior"),
+        ({"networks": MODEL}, "Population or a Posterior"),
         ({"bins": 0}, "at least 1 bin"),
-        ({"resamples": 1}, "at least 2 draws"),
+        ({"n_resamples": 1}, "n_resamples >= 2"),
     ],
 )
 def test_mistakes_get_a_sentence(changes: dict[str, Any], text: str) -> None:
-    arguments = {"population": POPULATION, "data": DATA, **changes}
+    arguments = {"networks": POPULATION, "data": DATA, **changes}
     with pytest.raises(InputError, match=text):
         evaluate(MODEL, **arguments)
 

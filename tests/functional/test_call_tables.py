@@ -97,7 +97,7 @@ def test_a_refined_posterior_is_that_of_the_model_without_tables(make: Callable[
     model, population, _ = networks(make)
     options = {"steps": 3, "draws": 4, "seed": 1}
     start = ob.fit(population)
-    plain = refine(start, Table(), population, X, **options)
-    kept = refine(start, model, population, X, **options)
+    plain = refine(Table(), start, population, X, **options)
+    kept = refine(model, start, population, X, **options)
     for name, value in plain.mean.items():
         torch.testing.assert_close(kept.mean[name], value)

@@ -30,7 +30,7 @@ from onebasin.population.population import Population
 from onebasin.posterior.fidelity import fidelity
 from onebasin.posterior.fit import fit
 from onebasin.posterior.posterior import Posterior, load_posterior
-from onebasin.posterior.predictive import predict
+from onebasin.posterior.predict import predict
 from onebasin.posterior.pruning import pruning_curve
 from onebasin.posterior.refine import refine
 from onebasin.symmetry.discover import discover
@@ -384,13 +384,13 @@ def test_results_say_that_statistics_are_missing(problem: Problem, low_rank: Pos
     model, data = problem.model, (problem.test[:60], problem.labels[:60])
     quick = {"draws": 4, "resamples": 10}
     with pytest.warns(StatisticsWarning) as seen:
-        found = evaluate(model, low_rank, data, outside=problem.train[:20], reference=problem.aligned, **quick)
+        found = evaluate(model, low_rank, data, ood=problem.train[:20], reference=problem.aligned, **quick)
     assert len(seen) == 1  # once, although there were three passes
     assert "averaged running statistics" in found.remarks[-1] and found.remarks[-1] in str(found)
     assert found.record()["remarks"] == list(found.remarks)
     fresh = evaluate(model, low_rank, data, statistics=problem.train, **quick)
     assert not any("running" in text for text in fresh.remarks)
-    assert fresh.inside["accuracy"].value > found.inside["accuracy"].value
+    assert fresh.inside["accuracy"].value > found.in_distribution["accuracy"].value
     with pytest.warns(StatisticsWarning) as seen:
         spread = diversity(model, low_rank, data[0], problem.train[:20], draws=4)
     assert len(seen) == 1 and "averaged running statistics" in str(spread) and spread.record()["remarks"]
@@ -448,15 +448,15 @@ def test_pruning_measures_the_statistics_of_what_is_left(problem: Problem) -> No
     posterior, data = fit(problem.aligned, model=problem.model), (problem.test[:200], problem.labels[:200])
     given = {"by": ["magnitude"], "levels": [0.5]}
     with pytest.warns(StatisticsWarning, match="pruned means of this posterior"):
-        plain = pruning_curve(problem.model, None, posterior, data, **given)
+        plain = pruning_curve(problem.model, posterior, data, **given)
     assert plain.as_dict()["remarks"] and "averaged running statistics" in str(plain)
-    found = pruning_curve(problem.model, None, posterior, data, statistics=problem.train, **given)
+    found = pruning_curve(problem.model, posterior, data, statistics=problem.train, **given)
     left = ob.prune(posterior, keep=0.5, by="magnitude").apply(posterior.mean)
     own, _ = refreshed_one(problem.model, left, problem.train)
     expected = losses(problem.model, own, *data)
     assert found.remarks == () and found.loss("magnitude")[0] == pytest.approx(expected.loss)
     assert found.loss("magnitude") != plain.loss("magnitude")
-    silent = pruning_curve(problem.model, problem.aligned.member(0), posterior, data, **given)  # has its own
+    silent = pruning_curve(problem.model, posterior, data, state=problem.aligned.member(0), **given)  # has its own
     assert silent.remarks == ()
 
 
@@ -492,17 +492,17 @@ def test_refinement_measures_the_statistics_of_each_draw(problem: Problem) -> No
     fitted = fit(problem.aligned, model=problem.model)
     x = problem.train[:300]
     given = {"steps": 25, "draws": 8, "batch": 60, "mixed": 1, "rate": 0.05}
-    fresh = refine(fitted, problem.model, problem.aligned, x, **given)
+    fresh = refine(problem.model, fitted, problem.aligned, x, **given)
     told = fresh.provenance["refined"]
     assert told["statistics"] == "measured for each draw" and fresh.own_statistics == fitted.own_statistics
     assert "statistics" not in json.loads(json.dumps(told["fidelity"]))
     before, after = (
-        fidelity(problem.model, q, problem.aligned, problem.test, statistics=x, surroundings=False)["inputs"]
+        fidelity(problem.model, q, problem.aligned, problem.test, statistics=x, augment=False)["inputs"]
         for q in (fitted, fresh)
     )
     assert before.low and after.agreement > before.agreement + 4 * error(0.5, before.examples)
     # Moved with the averages, they are constants of the result, and nobody is warned.
-    constant = refine(fitted, problem.model, problem.aligned, x, **{**given, "steps": 3}, statistics=False)
+    constant = refine(problem.model, fitted, problem.aligned, x, **{**given, "steps": 3}, statistics=False)
     assert constant.provenance["refined"]["statistics"] == "averages of the networks"
     assert constant.own_statistics == ()
     with warnings.catch_warnings():
@@ -521,7 +521,7 @@ def test_refinement_tells_how_it_does_around_the_inputs() -> None:
     }
     population = Population.from_stacked(states)
     x = 0.1 * torch.randn(10, 6, generator=seeded(2)) + torch.eye(6)[torch.arange(10) % 2]
-    refined = refine(fit(population), model, population, x, steps=150, draws=32, noise=0, mixed=0)
+    refined = refine(model, fit(population), population, x, steps=150, draws=32, noise=0, mixed=0)
     told = refined.provenance["refined"]["fidelity"]
     assert list(told) == ["inputs", "noisy inputs", "mixed inputs", "uniform noise"]
     assert told["inputs"]["agreement"] == 1.0
@@ -542,13 +542,13 @@ def test_low_means_worse_than_a_single_network() -> None:
     population = Population.from_stacked({"weight": torch.tensor([[[9.0], [0.0]], [[8.0], [0.0]], [[7.0], [0.0]]])})
     x = torch.linspace(0.1, 1, 40)[:, None]
     good = fit(population)
-    found = fidelity(model, good, population, x, surroundings=False)["inputs"]
+    found = fidelity(model, good, population, x, augment=False)["inputs"]
     assert (found.agreement, found.single, found.low) == (1.0, 1.0, False) and found.warning("inputs") is None
     wrong = fit(Population.from_stacked({"weight": -population.tensor("weight")}))
-    found = fidelity(model, wrong, population, x, surroundings=False)["inputs"]
+    found = fidelity(model, wrong, population, x, augment=False)["inputs"]
     assert (found.agreement, found.low) == (0.0, True)
     assert "0.0 % of 40 inputs" in (found.warning("inputs") or "")
-    values = fidelity(model, wrong, population, x, surroundings=False, output="values")["inputs"]
+    values = fidelity(model, wrong, population, x, augment=False, output="values")["inputs"]
     assert values.low and values.agreement is None
     # Mean 8 x of the networks against about -8 x: rms 16 sqrt(mean x^2) in the first of two outputs.
     expected = 16 * float(x.double().square().mean().sqrt()) / math.sqrt(2)

@@ -44,7 +44,7 @@ def test_float_labels_are_asked_about_wherever_a_kind_is_chosen(targets: Tensor)
     with pytest.raises(InputError, match=both):
         approximate(model, (X, targets), "laplace", epochs=1)
     with pytest.raises(InputError, match=both):
-        ob.evaluate(model, population, (X, targets), resamples=10)
+        ob.evaluate(model, population, (X, targets), n_resamples=10)
     with pytest.raises(InputError, match=r"targets\.long\(\).*mse"):
         loss_of_targets(targets)
 
@@ -62,17 +62,20 @@ def test_all_targets_decide_not_the_first_few() -> None:
 def test_a_regression_on_whole_numbers_can_be_said(said: dict[str, str]) -> None:
     found = sample(two_outputs(), (X, LABELS.float()), "ensemble", epochs=1, **said)
     assert found.provenance["likelihood"] == "learned_gaussian"
-    assert ob.evaluate(two_outputs(), found, (X, LABELS.float()), resamples=10, **said).kind == "gaussian"
+    assert ob.evaluate(two_outputs(), found, (X, LABELS.float()), n_resamples=10, **said).kind == "gaussian"
 
 
 def test_the_remedies_of_the_question_work() -> None:
     """The same labels as whole numbers make a classifier, which is right; as 0 and 1 with one logit too."""
     found = sample(two_outputs(), (X, LABELS), "ensemble", epochs=50, lr=0.05)
     assert found.provenance["likelihood"] == "categorical"
-    assert ob.evaluate(two_outputs(), found, (X, LABELS), resamples=10).inside["accuracy"].value > 0.9
+    assert ob.evaluate(two_outputs(), found, (X, LABELS), n_resamples=10).in_distribution["accuracy"].value > 0.9
     said = {"likelihood": "bernoulli"}
     one = sample(nn.Linear(3, 1), (X, LABELS.float()), "ensemble", epochs=50, lr=0.05, **said)
-    assert ob.evaluate(nn.Linear(3, 1), one, (X, LABELS.float()), resamples=10, **said).inside["accuracy"].value > 0.9
+    assert (
+        ob.evaluate(nn.Linear(3, 1), one, (X, LABELS.float()), n_resamples=10, **said).in_distribution["accuracy"].value
+        > 0.9
+    )
 
 
 @pytest.mark.parametrize("targets", [LABELS, LABELS.bool(), LABELS.int()], ids=["int64", "bool", "int32"])
@@ -81,7 +84,7 @@ def test_whole_numbers_for_one_output_are_asked_about(targets: Tensor) -> None:
         sample(nn.Linear(3, 1), (X, targets), "ensemble", epochs=1)
     population = ob.Population.from_states([state_of(nn.Linear(3, 1))])
     with pytest.raises(InputError, match=r"\"bernoulli\".*\"gaussian\""):
-        ob.evaluate(nn.Linear(3, 1), population, (X, targets), resamples=10)
+        ob.evaluate(nn.Linear(3, 1), population, (X, targets), n_resamples=10)
 
 
 def test_whole_numbers_are_values_where_that_is_said() -> None:
@@ -90,7 +93,7 @@ def test_whole_numbers_are_values_where_that_is_said() -> None:
         sample(nn.Linear(3, 1), (X, counts), "ensemble", epochs=1, noise=1.0)
     said = {"likelihood": "gaussian", "noise": 1.0}
     found = sample(nn.Linear(3, 1), (X, counts), "ensemble", epochs=200, lr=0.1, prior=None, **said)
-    assert ob.evaluate(nn.Linear(3, 1), found, (X, counts), resamples=10, **said).inside["rmse"].value < 1
+    assert ob.evaluate(nn.Linear(3, 1), found, (X, counts), n_resamples=10, **said).in_distribution["rmse"].value < 1
 
 
 @pytest.mark.parametrize("shape", [(200,), (200, 1)])

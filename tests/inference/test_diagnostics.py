@@ -80,7 +80,7 @@ def test_approximate_and_sample_tell_the_same_story(method: str) -> None:
     for chain, component in enumerate(posterior.components):
         own = draws[(draws.chain == chain).nonzero()[:, 0]]
         flat = torch.cat([own.tensor("weight").reshape(400, 1), own.tensor("bias").reshape(400, 1)], 1).double()
-        spread = component.shape.std().double()
+        spread = component.covariance.std().double()
         z = (flat.mean(0) - component.centre.double()) / (spread / 20)
         assert float(z.abs().max()) < 4
         ratio = flat.var(0) / spread.square()

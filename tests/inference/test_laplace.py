@@ -134,7 +134,7 @@ def test_a_linear_gaussian_network_gets_its_exact_posterior_and_evidence() -> No
     exact = torch.linalg.inv(matrix.T @ matrix / noise**2 + eye(8) / scale**2)
     mean = exact @ matrix.T @ targets.reshape(-1) / noise**2
     assert torch.allclose(component.centre, mean, rtol=0, atol=1e-6)
-    assert torch.allclose(covariance(component.shape), exact, rtol=0, atol=1e-6)
+    assert torch.allclose(covariance(component.covariance), exact, rtol=0, atol=1e-6)
     marginal = MultivariateNormal(0 * targets.reshape(-1), noise**2 * eye(24) + scale**2 * matrix @ matrix.T)
     assert math.isclose(float(found.evidence), float(marginal.log_prob(targets.reshape(-1))), rel_tol=1e-9)
 
@@ -147,10 +147,10 @@ def test_without_data_it_is_the_prior(structure: str) -> None:
     state = kernel.init(networks(target, seeded(perceptron)), streams())
     component = kernel.components(state)[0]
     expected = target.layout.spread(scales, 1.0, "prior")
-    assert torch.allclose(component.shape.std(), expected, rtol=1e-14)
-    assert_close(covariance(component.shape), torch.diag(expected.square()))
+    assert torch.allclose(component.covariance.std(), expected, rtol=1e-14)
+    assert_close(covariance(component.covariance), torch.diag(expected.square()))
     ends = numbers(5, target.layout.size)
-    assert torch.allclose(component.shape.log_density(ends), target.prior.log_density(ends), rtol=1e-12)
+    assert torch.allclose(component.covariance.log_density(ends), target.prior.log_density(ends), rtol=1e-12)
 
 
 @pytest.mark.parametrize("noise", [0.3, 2.0])
@@ -159,7 +159,7 @@ def test_kronecker_factors_are_exact_for_deep_linear_networks_with_gaussian_targ
     data = (numbers(9, 3), numbers(9, 2, seed=1))
     whole = dense(seen(model, data, noise=noise), [name for name, _ in model.named_parameters()])
     component, _ = fitted(model, data, {"noise": noise}, structure="kfac")
-    found = torch.linalg.inv(covariance(component.shape)) - eye(len(whole))
+    found = torch.linalg.inv(covariance(component.covariance)) - eye(len(whole))
     start = 0
     for value in model.parameters():
         place = slice(start, start := start + value.numel())
@@ -240,7 +240,7 @@ def test_the_matrix_is_the_sum_of_brute_force_jacobians(
             assert_close(found[name], parts[name])
     for structure, exact in (("full", expected), ("diagonal", torch.diag(expected.diagonal()))):
         component, _ = fitted(model, (inputs, targets), {**density, "prior": 0.5}, structure=structure)
-        assert_close(torch.linalg.inv(covariance(component.shape)), exact + 4 * eye(len(exact)), 1e-8)
+        assert_close(torch.linalg.inv(covariance(component.covariance)), exact + 4 * eye(len(exact)), 1e-8)
 
 
 class Odd(nn.Module):
@@ -263,16 +263,18 @@ def test_tensors_without_kronecker_factors_get_their_exact_diagonal() -> None:
     data = (numbers(6, 3), torch.tensor([0, 1, 1, 0, 1, 0]))
     component, _ = fitted(model.eval(), data, {}, structure="kfac")
     layout = ParameterLayout.of(model)
-    std = layout.split(component.shape.std())
+    std = layout.split(component.covariance.std())
     others = [name for name in layout.names if name.startswith(("scale", "twice", "norm"))]
     exact = dense(seen(model, data), layout.names).diagonal()
     for name in others:
         assert_close(std[name], (layout.split(exact)[name] + 1).rsqrt())
-    blocks = dict(zip(layout.names, component.shape.blocks, strict=True))  # type: ignore[attr-defined]
+    blocks = dict(zip(layout.names, component.covariance.blocks, strict=True))  # type: ignore[attr-defined]
     assert [name for name, block in blocks.items() if block.left is None] == others
     plain = seeded(lambda: Odd(inplace=False))
     plain.load_state_dict(model.state_dict())
-    assert_close(component.shape.std(), fitted(plain.eval(), data, {}, structure="kfac")[0].shape.std(), 1e-12)
+    assert_close(
+        component.covariance.std(), fitted(plain.eval(), data, {}, structure="kfac")[0].covariance.std(), 1e-12
+    )
 
 
 class Tied(nn.Module):
@@ -294,13 +296,16 @@ def test_tied_and_grouped_weights_get_their_exact_diagonal(make: Any, width: int
     model, data = seeded(make), (numbers(6, width), torch.arange(6) % 2)
     component, _ = fitted(model, data, {}, structure="kfac")
     layout = ParameterLayout.of(model)
-    exact, std = layout.split(dense(seen(model, data), layout.names).diagonal()), layout.split(component.shape.std())
+    exact, std = (
+        layout.split(dense(seen(model, data), layout.names).diagonal()),
+        layout.split(component.covariance.std()),
+    )
     kept = [name for name in layout.names if name.startswith(prefix)]
     assert len(kept) == 2
     for name in kept:
         assert_close(std[name], (exact[name] + 1).rsqrt())
     quick = fitted(model, data, {}, structure="diagonal")[0]
-    assert_close(quick.shape.std(), (layout.join(exact) + 1).rsqrt())
+    assert_close(quick.covariance.std(), (layout.join(exact) + 1).rsqrt())
 
 
 class Sequence(nn.Module):
@@ -331,7 +336,7 @@ def test_the_order_of_axes_inside_a_model_does_not_matter(examples: int, places:
         assert_close(torch.cat(list(diagonal(seen(model, data, piece=3), names).values())), exact)
         kfac, evidence = fitted(model, data, {"piece": 3}, structure="kfac")
         first, expected = fitted(models[0], data, {}, structure="kfac")
-        assert_close(kfac.shape.std(), first.shape.std(), 1e-12)
+        assert_close(kfac.covariance.std(), first.covariance.std(), 1e-12)
         assert math.isclose(evidence, expected, rel_tol=1e-12)
 
 
@@ -368,7 +373,7 @@ def test_draws_are_those_of_the_components(structure: str, layers: str) -> None:
     hot = LaplaceKernel(target, Laplace(structure=structure, layers=layers, temperature=4.0))
     warm = hot.components(hot.init(networks(target, *models), streams(2)))
     for cold, other in zip(kernel.components(state), warm, strict=True):
-        assert_close(other.shape.std(), 2 * cold.shape.std())
+        assert_close(other.covariance.std(), 2 * cold.covariance.std())
     assert torch.allclose(hot.init(networks(target, *models), streams(2)).evidence, state.evidence)
 
 
@@ -392,7 +397,7 @@ def test_the_tuned_precision_maximises_the_evidence(structure: str) -> None:
     assert given[0] < given[1] < given[2] > given[3] > given[4]
     number = fitted(model, data, density, structure=structure, prior_precision=4.0)
     prior = fitted(model, data, {**density, "prior": 0.5}, structure=structure)
-    assert number[1] == prior[1] and torch.equal(number[0].shape.std(), prior[0].shape.std())
+    assert number[1] == prior[1] and torch.equal(number[0].covariance.std(), prior[0].covariance.std())
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "kfac"])
@@ -471,9 +476,9 @@ def test_laplace_torch_finds_the_same(oracle: Any, task: str, structure: str, la
     model = seeded(make)
     reference = theirs(oracle, model, data, structure, layers, prior_precision=4.0, **options)
     component, evidence = fitted(model, data, {**density, "prior": 0.5}, structure=structure, layers=layers)
-    found, expected = covariance(varying(component.shape)), their_covariance(reference).detach()
+    found, expected = covariance(varying(component.covariance)), their_covariance(reference).detach()
     assert_close(found, expected, 1e-7)
-    assert_close(varying(component.shape).std(), expected.diagonal().sqrt(), 1e-9)
+    assert_close(varying(component.covariance).std(), expected.diagonal().sqrt(), 1e-9)
     assert math.isclose(evidence, float(reference.log_marginal_likelihood()), rel_tol=1e-9)
 
 
@@ -486,7 +491,7 @@ def test_a_fitted_laplace_object_becomes_the_same_gaussian(
     model = seeded(make)
     reference = theirs(oracle, model, data, structure, layers, prior_precision=4.0, **options)
     posterior = from_laplace(reference, model)
-    shape = posterior.components[0].shape
+    shape = posterior.components[0].covariance
     exact = their_covariance(reference).detach()
     assert_close(covariance(varying(shape)), exact, 1e-7)
     assert all(torch.equal(posterior.mean[name], value) for name, value in model.state_dict().items())
@@ -495,7 +500,7 @@ def test_a_fitted_laplace_object_becomes_the_same_gaussian(
     expected = float(reference.log_prob(reference.mean + offset[places]))
     assert math.isclose(float(shape.log_density(offset)), expected, rel_tol=1e-9)
     again = load_posterior(posterior.save(tmp_path / "posterior.safetensors"))
-    assert torch.equal(again.components[0].shape.log_density(offset), shape.log_density(offset))
+    assert torch.equal(again.components[0].covariance.log_density(offset), shape.log_density(offset))
 
     count = 4000
     drawn = posterior.components[0].draw_flat(count, torch.Generator().manual_seed(0)) - posterior.components[0].centre
@@ -516,7 +521,7 @@ def test_kronecker_damping_is_kept(oracle: Any) -> None:
     precision = reference.posterior_precision
     precision.damping = True  # version 0.3 forgets it when it adds the prior
     damped = SimpleNamespace(posterior_precision=precision, mean=reference.mean, model=reference.model)
-    found = from_laplace(damped, model).components[0].shape
+    found = from_laplace(damped, model).components[0].covariance
     assert_close(covariance(found), precision.to_matrix(exponent=-1).detach(), 1e-7)
 
 
@@ -573,8 +578,8 @@ def test_draws_of_a_shape_have_its_covariance(structure: str) -> None:
     model = seeded(perceptron)
     component, _ = fitted(model, (numbers(8, 3), torch.arange(8) % 2), {}, structure=structure)
     count = 5000
-    drawn = component.shape.noise(count, torch.Generator().manual_seed(1))
-    exact = covariance(component.shape)
+    drawn = component.covariance.noise(count, torch.Generator().manual_seed(1))
+    exact = covariance(component.covariance)
     wide = exact.diagonal().outer(exact.diagonal())
     scores = (drawn.T @ drawn / count - exact) / ((exact.square() + wide) / count).sqrt()
     assert float(scores.abs().max()) < 5  # 351 entries, p below 1e-3
@@ -646,4 +651,4 @@ def test_float32_networks_stay_float32() -> None:
         component, _ = fitted(model, (torch.randn(8, 3, generator=torch.Generator().manual_seed(0)),
                                       torch.arange(8) % 2), {}, structure=structure)  # fmt: skip
         assert component.draw_flat(2, torch.Generator().manual_seed(0)).dtype == torch.float32
-        assert all(value.dtype == torch.float32 for value in component.shape.tensors().values())
+        assert all(value.dtype == torch.float32 for value in component.covariance.tensors().values())

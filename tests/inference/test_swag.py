@@ -74,7 +74,7 @@ def test_the_gaussian_is_that_of_the_paper(walk: str, rank: int, every: int, ste
     for chain, gaussian in enumerate(kernel.components(state)):
         mean, covariance = brute_force([place[chain] for place in path[every - 1 :: every]], rank, 0.7)
         torch.testing.assert_close(gaussian.centre, mean)
-        made = gaussian.shape.tensors()
+        made = gaussian.covariance.tensors()
         found = torch.diag(made["scale"] ** 2) + made["factor"] @ made["factor"].T
         torch.testing.assert_close(found, covariance, rtol=1e-8, atol=1e-14)
         assert made["factor"].shape[1] == min(rank, steps // every)
@@ -86,7 +86,7 @@ def test_rank_zero_is_the_diagonal_alone_and_counts_fully() -> None:
     kernel = kernel_of(target, batch=6, rank=0, every=1)
     state, path = walked(kernel, start_of(target, model, [0]), [0], 9)
     variance = torch.stack(path)[:, 0].var(0, correction=0)
-    torch.testing.assert_close(kernel.components(state)[0].shape.std(), variance.sqrt())
+    torch.testing.assert_close(kernel.components(state)[0].covariance.std(), variance.sqrt())
 
 
 def test_draws_have_the_covariance_of_the_formula() -> None:

@@ -210,7 +210,7 @@ def test_draws_are_those_of_the_components() -> None:
     streams = Streams(0, [0, 1], "draw 3").each("draw")
     for chain, (gaussian, stream) in enumerate(zip(kernel.components(state), streams, strict=True)):
         assert torch.equal(drawn.position[chain], gaussian.draw_flat(1, stream)[0])
-        torch.testing.assert_close(gaussian.shape.std(), torch.full((5,), 0.05, dtype=torch.float64))
+        torch.testing.assert_close(gaussian.covariance.std(), torch.full((5,), 0.05, dtype=torch.float64))
     assert torch.equal(drawn.log_density, -target(drawn.position, drawn.buffers).potential)
 
 

@@ -64,9 +64,9 @@ CASES: dict[str, Case] = {
     "width": (partial(width, noise=0.5, level=0.8), (MEANS,), (1,), False),
     "auroc": (auroc, (INSIDE, OUTSIDE), (0, 0), True),
     "aupr out": (aupr, (INSIDE, OUTSIDE), (0, 0), True),
-    "aupr in": (partial(aupr, positive="inside"), (INSIDE, OUTSIDE), (0, 0), True),
+    "aupr in": (partial(aupr, positive="in_distribution"), (INSIDE, OUTSIDE), (0, 0), True),
     "fpr95 out": (fpr95, (INSIDE, OUTSIDE), (0, 0), True),
-    "fpr95 in": (partial(fpr95, positive="inside"), (INSIDE, OUTSIDE), (0, 0), True),
+    "fpr95 in": (partial(fpr95, positive="in_distribution"), (INSIDE, OUTSIDE), (0, 0), True),
 }
 
 
@@ -117,7 +117,14 @@ def test_ends_are_those_of_scipy(method: Any, theirs: str) -> None:
         return weighted_mean(values.square(), weights) - mean.square()
 
     draws = 20_000
-    ours = interval(spread, sample, generator=torch.Generator().manual_seed(0), draws=draws, level=0.9, method=method)
+    ours = interval(
+        spread,
+        sample,
+        generator=torch.Generator().manual_seed(0),
+        n_resamples=draws,
+        confidence_level=0.9,
+        method=method,
+    )
     repeated = np.array([ends_by_scipy(sample.numpy(), np.var, theirs, draws, seed) for seed in range(12)])
     mean, error = repeated.mean(0), repeated.std(0, ddof=1)
     distance = (np.array([float(ours.low), float(ours.high)]) - mean) / (error * math.sqrt(1 + 1 / 12))
@@ -142,7 +149,7 @@ def test_the_truth_is_covered_as_often_as_promised() -> None:
     generator = torch.Generator().manual_seed(6)
     for _ in range(repeats):
         values = -torch.rand(100, generator=generator, dtype=torch.float64).log()
-        found = interval(weighted_mean, values, generator=generator, draws=400, level=0.9)
+        found = interval(weighted_mean, values, generator=generator, n_resamples=400, confidence_level=0.9)
         misses[0] += float(found.low) > 1
         misses[1] += float(found.high) < 1
     for count in misses:
@@ -155,13 +162,13 @@ def test_two_samples_scatter_by_themselves() -> None:
     inside, outside = torch.randn(300, generator=generator), torch.randn(200, generator=generator) + 1
     wins = (outside[:, None] > inside).double()
     error = float((wins.mean(0).var() / 300 + wins.mean(1).var() / 200).sqrt())
-    found = interval(auroc, inside, outside, generator=generator, draws=4000, separately=True)
+    found = interval(auroc, inside, outside, generator=generator, n_resamples=4000, separately=True)
     assert float(found.high - found.low) == pytest.approx(2 * 1.96 * error, rel=0.08)
 
 
 def test_seeds_draws_and_shapes() -> None:
     one, two, three = (
-        interval(nll, P, TARGETS, generator=torch.Generator().manual_seed(seed), draws=100) for seed in (0, 0, 1)
+        interval(nll, P, TARGETS, generator=torch.Generator().manual_seed(seed), n_resamples=100) for seed in (0, 0, 1)
     )
     assert one == two
     assert one != three
@@ -169,18 +176,18 @@ def test_seeds_draws_and_shapes() -> None:
     def both(p: Tensor, y: Tensor, weights: Tensor | None = None) -> Tensor:
         return torch.stack([accuracy(p, y, weights=weights), nll(p, y, weights=weights)], -1)
 
-    found = interval(both, P, TARGETS, generator=torch.Generator().manual_seed(0), draws=100)
+    found = interval(both, P, TARGETS, generator=torch.Generator().manual_seed(0), n_resamples=100)
     assert found.low.shape == found.high.shape == found.value.shape == (2,)
     assert (found.low[1], found.high[1]) == (one.low, one.high)
     state = torch.random.get_rng_state()
-    interval(nll, P, TARGETS, generator=torch.Generator().manual_seed(0), draws=10)
+    interval(nll, P, TARGETS, generator=torch.Generator().manual_seed(0), n_resamples=10)
     assert torch.equal(state, torch.random.get_rng_state())
 
 
 def test_blocks_do_not_change_draws_of_one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = interval(brier, P, TARGETS, generator=torch.Generator().manual_seed(0), draws=50)
+    whole = interval(brier, P, TARGETS, generator=torch.Generator().manual_seed(0), n_resamples=50)
     monkeypatch.setattr("onebasin.metrics.bootstrap._BLOCK_VALUES", 3 * N)
-    parts = interval(brier, P, TARGETS, generator=torch.Generator().manual_seed(0), draws=50)
+    parts = interval(brier, P, TARGETS, generator=torch.Generator().manual_seed(0), n_resamples=50)
     for one, other in zip(whole, parts, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=0)
 
@@ -193,7 +200,7 @@ def test_the_interval_of_a_calibration_error_has_a_width_and_holds_its_value(nam
     for case in (*CALIBRATION_CASES, Classifier(4, 0.5, 1.0), Classifier(3, 300.0, 1.0), Classifier(2, 40.0, 0.001)):
         p, _, targets = drawn_examples(case, examples, generator)
         for said in (p, p.float()):
-            found = interval(METRICS[name], said, targets, generator=generator, draws=50)
+            found = interval(METRICS[name], said, targets, generator=generator, n_resamples=50)
             low, high = float(found.low), float(found.high)
             assert 0 <= low <= float(found.value) <= high <= 1
             assert high - low > 1 / (20 * examples)
@@ -234,7 +241,7 @@ def test_a_large_calibration_error_is_told_from_none() -> None:
     truth = Truth(case, 100_000)
     p, _, targets = drawn_examples(case, 5000, generator)
     for name, metric in METRICS.items():
-        found = interval(metric, p, targets, generator=generator, draws=100)
+        found = interval(metric, p, targets, generator=generator, n_resamples=100)
         value = truth.of(name, p)
         assert 0.5 * value < float(found.low) < value < float(found.high) < 1.3 * value
 
@@ -243,7 +250,7 @@ def test_a_value_that_no_draw_reaches_has_no_interval() -> None:
     # Hidden in another function, the calibration error is a statistic like any other: every draw of it is larger.
     generator = torch.Generator().manual_seed(5)
     p, _, targets = drawn_examples(Classifier(4, 2.0, 1.0), 300, generator)
-    found = interval(lambda *parts: ace(*parts, bins=50), p, targets, generator=generator, draws=30)
+    found = interval(lambda *parts: ace(*parts, bins=50), p, targets, generator=generator, n_resamples=30)
     assert found.low.isnan() and found.high.isnan()
     assert float(found.value) > 0
 
@@ -260,8 +267,11 @@ def test_no_errors_no_width_and_infinite_losses() -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda g: interval(accuracy, P, TARGETS, generator=g, draws=1), "at least 2 draws"),
-        (lambda g: interval(accuracy, P, TARGETS, generator=g, level=1.0), "level between 0 and 1"),
+        (lambda g: interval(accuracy, P, TARGETS, generator=g, n_resamples=1), "n_resamples >= 2"),
+        (
+            lambda g: interval(accuracy, P, TARGETS, generator=g, confidence_level=1.0),
+            "confidence_level between 0 and 1",
+        ),
         (lambda g: interval(accuracy, P, TARGETS, generator=g, method="basic"), "bca, percentile"),
         (lambda g: interval(accuracy, P, TARGETS[:3], generator=g), "separately=True"),
         (lambda g: interval(accuracy, P, TARGETS, generator=g, axis=[0]), "an axis for each"),

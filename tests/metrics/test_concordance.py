@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
 from onebasin.errors import InputError
-from onebasin.metrics import concordance
 from onebasin.metrics.concordance import kendall_tau
 
 
@@ -32,15 +31,6 @@ def test_the_ends_and_the_middle() -> None:
     swapped = order.clone()
     swapped[2], swapped[3] = order[3], order[2]
     assert float(kendall_tau(order, swapped)) == pytest.approx(1 - 2 / 21)  # one of 21 pairs
-
-
-def test_rows_are_cut_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = torch.Generator().manual_seed(0)
-    first, second = (torch.randn(3, 5, 8, generator=generator) for _ in range(2))
-    whole = kendall_tau(first, second)
-    monkeypatch.setattr(concordance, "_CHUNK", 100)
-    assert whole.shape == (3, 5)
-    assert torch.equal(kendall_tau(first, second), whole)
 
 
 @pytest.mark.parametrize("shapes", [((3,), (4,)), ((1,), (1,)), ((), ())])

@@ -13,10 +13,7 @@ from torch import Tensor
 
 from onebasin.errors import InputError
 from onebasin.metrics.detection import (
-    LOGIT_SCORES,
-    PROBABILITY_SCORES,
     Positive,
-    all_scores,
     aupr,
     auroc,
     energy,
@@ -24,14 +21,15 @@ from onebasin.metrics.detection import (
     fpr95,
     max_logit,
     msp,
+    ood_scores,
     separation,
 )
-from onebasin.metrics.entropy import expected_entropy
+from onebasin.metrics.entropy import expected_entropy, mean_over_members, mutual_information
 
 TIED = st.lists(st.integers(-3, 3), min_size=1, max_size=60)
 FREE = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=60)
 SCORES = st.one_of(st.tuples(TIED, TIED), st.tuples(FREE, FREE))
-KINDS: tuple[Positive, ...] = ("outside", "inside")
+KINDS: tuple[Positive, ...] = ("ood", "in_distribution")
 
 
 def tensors(lists: tuple[list[float], list[float]]) -> tuple[Tensor, Tensor]:
@@ -43,7 +41,7 @@ def labelled(inside: Tensor, outside: Tensor, positive: Positive) -> tuple[np.nd
     """Labels and scores as scikit-learn wants them: higher = more positive."""
     labels = np.r_[np.zeros(len(inside)), np.ones(len(outside))]
     scores = torch.cat([inside, outside]).numpy()
-    return (labels, scores) if positive == "outside" else (1 - labels, -scores)
+    return (labels, scores) if positive == "ood" else (1 - labels, -scores)
 
 
 def fpr95_by_thresholds(inside: Tensor, outside: Tensor, positive: Positive) -> float:
@@ -60,9 +58,7 @@ def fpr95_by_thresholds(inside: Tensor, outside: Tensor, positive: Positive) -> 
 @given(SCORES)
 def test_areas_are_those_of_scikit_learn(lists: tuple[list[float], list[float]]) -> None:
     inside, outside = tensors(lists)
-    assert float(auroc(inside, outside)) == pytest.approx(
-        roc_auc_score(*labelled(inside, outside, "outside")), abs=1e-12
-    )
+    assert float(auroc(inside, outside)) == pytest.approx(roc_auc_score(*labelled(inside, outside, "ood")), abs=1e-12)
     for positive in KINDS:
         theirs = average_precision_score(*labelled(inside, outside, positive))
         assert float(aupr(inside, outside, positive=positive)) == pytest.approx(theirs, abs=1e-12)
@@ -86,12 +82,12 @@ def test_orientation_and_order(lists: tuple[list[float], list[float]]) -> None:
     assert float(auroc(inside, outside)) == pytest.approx(1 - float(auroc(outside, inside)), abs=1e-12)
     # Calling the other kind positive is the same as turning scores around and swapping the kinds.
     for measure in (aupr, fpr95):
-        turned = measure(-outside, -inside, positive="outside")
-        torch.testing.assert_close(measure(inside, outside, positive="inside"), turned)
+        turned = measure(-outside, -inside, positive="ood")
+        torch.testing.assert_close(measure(inside, outside, positive="in_distribution"), turned)
     named = separation(inside, outside)
     assert float(named["auroc"]) == float(auroc(inside, outside))
     for measure in (aupr, fpr95):
-        for suffix, positive in (("in", "inside"), ("out", "outside")):
+        for suffix, positive in (("in", "in_distribution"), ("out", "ood")):
             assert float(named[f"{measure.__name__}_{suffix}"]) == float(measure(inside, outside, positive=positive))
     assert float(auroc(inside.flip(0), outside.sort().values)) == float(auroc(inside, outside))
 
@@ -106,7 +102,7 @@ def test_perfect_reversed_and_useless_scores() -> None:
     same = torch.zeros(40), torch.zeros(60)
     assert float(auroc(*same)) == 0.5
     assert float(aupr(*same)) == pytest.approx(0.6)
-    assert float(aupr(*same, positive="inside")) == pytest.approx(0.4)
+    assert float(aupr(*same, positive="in_distribution")) == pytest.approx(0.4)
     assert float(fpr95(*same)) == 1
 
 
@@ -126,6 +122,12 @@ def test_infinite_scores_are_ordered() -> None:
 # ---------------------------------------------------------------------- the scores
 
 
+def all_scores(logits: Tensor) -> dict[str, Tensor]:
+    probabilities = logits.double().softmax(2)
+    means = mean_over_members(probabilities), mean_over_members(logits)
+    return ood_scores(*means, mutual_information(probabilities))
+
+
 def test_scores_are_their_formulas() -> None:
     z = 3 * torch.randn(4, 6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     p = np.exp(z.numpy()) / np.exp(z.numpy()).sum(2, keepdims=True)
@@ -139,7 +141,7 @@ def test_scores_are_their_formulas() -> None:
         "energy": -np.log(np.exp(logits).sum(1)),
     }
     found = all_scores(z)
-    assert found.keys() == expected.keys() == {*PROBABILITY_SCORES, *LOGIT_SCORES}
+    assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name].numpy(), values, rtol=1e-9, err_msg=name)
 
@@ -156,7 +158,7 @@ def test_averages_give_the_same_scores() -> None:
     )
 
 
-def test_higher_is_more_foreign() -> None:
+def test_higher_is_further_out_of_distribution() -> None:
     # Inside: confident and unanimous members. Outside: small logits on which members disagree.
     generator = torch.Generator().manual_seed(2)
     inside = torch.zeros(5, 50, 3) + torch.tensor([9.0, 0.0, 0.0]) + 0.1 * torch.randn(5, 50, 3, generator=generator)
@@ -173,14 +175,13 @@ def test_large_logits_do_not_overflow() -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: auroc(torch.zeros(0), torch.zeros(2)), "expected inside"),
-        (lambda: auroc(torch.zeros(2), torch.zeros(2, 1)), "expected outside"),
+        (lambda: auroc(torch.zeros(0), torch.zeros(2)), "expected in_distribution"),
+        (lambda: auroc(torch.zeros(2), torch.zeros(2, 1)), "expected ood"),
         (lambda: fpr95(torch.zeros(2), torch.tensor([torch.nan])), "1 NaN"),
         (lambda: aupr(torch.zeros(2), torch.tensor([1, 2])), "floating"),
-        (lambda: aupr(torch.zeros(2), torch.zeros(2), positive="both"), '"outside" or "inside"'),  # type: ignore[arg-type]
+        (lambda: aupr(torch.zeros(2), torch.zeros(2), positive="both"), '"ood" or "in_distribution"'),  # type: ignore[arg-type]
         (lambda: auroc(torch.zeros(2), torch.zeros(2), weights=torch.ones(2)), "separately"),  # type: ignore[arg-type]
         (lambda: auroc(torch.zeros(2), torch.zeros(3), weights=(torch.ones(3), torch.ones(3))), "weights"),
-        (lambda: all_scores(torch.zeros(2, 3)), "members, examples, classes"),
         (lambda: energy(torch.tensor([[0.0, torch.inf]])), "1 entries that are not finite"),
         (lambda: msp(torch.zeros(2, 3)), "sum to 1"),
     ],

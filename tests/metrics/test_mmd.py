@@ -203,7 +203,7 @@ def test_the_interval_covers_when_laws_differ() -> None:
     covered = 0
     for s in range(rounds):
         x, y = numbers(60, 1, seed=2 * s), numbers(50, 1, seed=2 * s + 1) + shift
-        low, high = mmd_interval(x, y, bandwidth=b, resamples=200, generator=seeded(s))
+        low, high = mmd_interval(x, y, bandwidth=b, n_resamples=200, generator=seeded(s))
         covered += low <= expected <= high
     assert covered / rounds > 0.92 - 3 * math.sqrt(0.05 * 0.95 / rounds)
     assert covered < rounds  # an interval that always covers says nothing
@@ -225,8 +225,8 @@ def test_refusals() -> None:
         lambda: Pooled.from_blocks(x, y, x),
         lambda: Pooled.of(x, y, "l3"),
         lambda: mmd_test(x, y, permutations=0),
-        lambda: mmd_interval(x, y, resamples=0),
-        lambda: mmd_interval(x, y, confidence=95),
+        lambda: mmd_interval(x, y, n_resamples=0),
+        lambda: mmd_interval(x, y, confidence_level=95),
     ):
         with pytest.raises(InputError):
             call()

@@ -446,7 +446,7 @@ def test_a_drawing_counts_pairs_of_copies_only_between_networks() -> None:
         for row in chosen
         if len(row.unique()) > 1
     ]
-    found = mean_of_pairs(a, torch.Generator().manual_seed(2), draws=400)
+    found = mean_of_pairs(a, torch.Generator().manual_seed(2), n_resamples=400)
     assert found.error == pytest.approx(float(torch.tensor(means).double().std()))
 
 
@@ -455,7 +455,7 @@ def _coverage(rounds: int) -> Iterator[bool]:
     for seed in range(rounds):
         generator = torch.Generator().manual_seed(seed)
         own = torch.randn(40, generator=generator, dtype=torch.float64)
-        found = mean_of_pairs(own[:, None] + own, generator, draws=300)
+        found = mean_of_pairs(own[:, None] + own, generator, n_resamples=300)
         yield found.low <= 0 <= found.high
 
 

@@ -92,14 +92,14 @@ def test_the_density_of_moved_networks_changes_by_the_volume_alone(name: str, sc
     for options in ({}, {"family": "low-rank", "rank": 2}):
         posterior = fit(population, model=model, **options)
         if not options:  # six equal starts of norm weights have no spread: give them some
-            scale = posterior.components[0].shape.std() + 0.1
+            scale = posterior.components[0].covariance.std() + 0.1
             shape = Diagonal(scale)
         else:
-            low = posterior.components[0].shape
+            low = posterior.components[0].covariance
             assert isinstance(low, LowRank)
             shape = LowRank(low.scale + 0.1, low.factor)
         posterior = Posterior(
-            (Gaussian(posterior.components[0].centre, shape),), posterior.weights, posterior.layout, posterior.rest
+            (Gaussian(posterior.components[0].centre, shape),), posterior.weights, posterior.layout, posterior.buffers
         )
         element = symmetry.random(3, freedoms=freedoms)
         moved = carried(posterior, element, symmetry)
@@ -144,9 +144,9 @@ def test_running_statistics_follow_their_units() -> None:
     moved = carried(posterior, element, symmetry)
     expected = symmetry.apply(element, posterior.mean)
     for name in ("norm.running_mean", "norm.running_var"):
-        torch.testing.assert_close(moved.rest[0][name], expected[name])
-        assert not torch.equal(moved.rest[0][name], posterior.rest[0][name])
-    assert torch.equal(moved.rest[0]["norm.num_batches_tracked"], posterior.rest[0]["norm.num_batches_tracked"])
+        torch.testing.assert_close(moved.buffers[0][name], expected[name])
+        assert not torch.equal(moved.buffers[0][name], posterior.buffers[0][name])
+    assert torch.equal(moved.buffers[0]["norm.num_batches_tracked"], posterior.buffers[0]["norm.num_batches_tracked"])
 
 
 def test_components_move_together_or_each_by_its_own_element() -> None:
@@ -165,7 +165,7 @@ def test_narrow_networks_keep_a_wide_spread() -> None:
     _, _, symmetry, population = made("relu")
     narrow = fit(population.to(dtype=torch.float16), "low-rank", rank=1)
     moved = carried(narrow, symmetry.random(0), symmetry)
-    assert moved.components[0].centre.dtype == moved.components[0].shape.std().dtype == torch.float32
+    assert moved.components[0].centre.dtype == moved.components[0].covariance.std().dtype == torch.float32
     assert moved.draw(1, seeded(0)).spec["0.weight"].dtype == torch.float16
 
 
@@ -180,10 +180,10 @@ def test_spreads_that_do_not_keep_their_kind_are_refused() -> None:
 def test_nothing_moves_by_the_identity_and_the_original_stays() -> None:
     model, _, symmetry, population = made("relu")
     posterior = fit(population, "low-rank", rank=2, model=model)
-    before = {key: value.clone() for key, value in posterior.components[0].shape.tensors().items()}
+    before = {key: value.clone() for key, value in posterior.components[0].covariance.tensors().items()}
     same = carried(posterior, symmetry.identity(), symmetry)
     for key, value in before.items():
-        assert torch.equal(same.components[0].shape.tensors()[key], value)
+        assert torch.equal(same.components[0].covariance.tensors()[key], value)
     carried(posterior, symmetry.random(0), symmetry)
     for key, value in before.items():
-        assert torch.equal(posterior.components[0].shape.tensors()[key], value)
+        assert torch.equal(posterior.components[0].covariance.tensors()[key], value)

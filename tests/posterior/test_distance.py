@@ -50,7 +50,7 @@ def drawn(name: str, family: str, seed: int, spread: float = 1.0) -> Posterior:
         factor = 0.2 * torch.randn(size, 2, generator=generator, dtype=torch.float64)
         components.append(Gaussian(centre, LowRank(scale, factor) if "low rank" in family else Diagonal(scale)))
     weights = torch.tensor([1.0] if count == 1 else [0.3, 0.7], dtype=torch.float64)
-    return Posterior(tuple(components), weights, like.layout, like.rest * count)
+    return Posterior(tuple(components), weights, like.layout, like.buffers * count)
 
 
 def measured(p: Posterior, q: Posterior, name: str) -> ob.Distance:
@@ -96,7 +96,7 @@ def pair_on_a_line() -> tuple[ob.Symmetry, Posterior, Posterior]:
     symmetry = ob.discover(model, torch.ones(2, 1, dtype=torch.float64))
     like = fit(ob.Population.from_models([model, model]), model=model)
     made = [
-        Posterior((Gaussian(centre, Diagonal(scale)),), like.weights[:1] * 0 + 1, like.layout, like.rest[:1])
+        Posterior((Gaussian(centre, Diagonal(scale)),), like.weights[:1] * 0 + 1, like.layout, like.buffers[:1])
         for centre, scale in (
             (torch.tensor([2.0, 0.4]).double(), torch.tensor([0.3, 0.2]).double()),
             (torch.tensor([0.5, 3.0]).double(), torch.tensor([0.1, 0.9]).double()),
@@ -156,7 +156,7 @@ def test_deviations_count_where_scales_are_chosen() -> None:
     # Means that ask for the scales of p, deviations that would explode with them.
     symmetry, p, q = pair_on_a_line()
     wide = Diagonal(torch.tensor([0.001, 30.0]).double())
-    q = Posterior((Gaussian(torch.tensor([40.0, 0.02]).double(), wide),), q.weights, q.layout, q.rest)
+    q = Posterior((Gaussian(torch.tensor([40.0, 0.02]).double(), wide),), q.weights, q.layout, q.buffers)
     found = ob.match(p.mean, q.mean, symmetry, std=(p.std, q.std))
     before = float(wasserstein2(p, q))
     assert float(wasserstein2(p, carried(q, found.element, symmetry))) <= before
@@ -186,5 +186,5 @@ def test_a_given_element_is_taken_as_it_is_and_other_spreads_are_refused() -> No
     assert found.kl_by == "the given element"
     dense = Gaussian(p.components[0].centre, Full(torch.eye(p.layout.size, dtype=torch.float64)))
     with pytest.raises(InputError, match="diagonal or low-rank"):
-        distance(p, Posterior((dense,), p.weights, p.layout, p.rest), symmetry)
+        distance(p, Posterior((dense,), p.weights, p.layout, p.buffers), symmetry)
     assert math.isfinite(float(found.wasserstein_after))

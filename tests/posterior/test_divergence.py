@@ -47,7 +47,7 @@ def gaussian(size: int, rank: int, seed: int) -> Gaussian:
 
 
 def dense_wasserstein(p: Gaussian, q: Gaussian) -> float:
-    a, b = covariance(p.shape).numpy(), covariance(q.shape).numpy()
+    a, b = covariance(p.covariance).numpy(), covariance(q.covariance).numpy()
     root = sqrtm(a)
     cross = sqrtm(root @ b @ root).real
     return math.sqrt(float((p.centre - q.centre).square().sum()) + float(a.trace() + b.trace() - 2 * cross.trace()))
@@ -58,7 +58,7 @@ def dense_wasserstein(p: Gaussian, q: Gaussian) -> float:
 def test_kl_of_gaussians_is_that_of_torch(size: int, left: int, right: int, seed: int) -> None:
     p, q = gaussian(size, left, seed), gaussian(size, right, seed + 7)
     expected = kl_divergence(
-        MultivariateNormal(p.centre, covariance(p.shape)), MultivariateNormal(q.centre, covariance(q.shape))
+        MultivariateNormal(p.centre, covariance(p.covariance)), MultivariateNormal(q.centre, covariance(q.covariance))
     )
     found = kl(posterior(p), posterior(q))
     assert found.method == "closed form"

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, SpecError
+from onebasin.errors import SpecError
 from onebasin.parallel.choose import open_executor
 from onebasin.parallel.executor import Executor, SerialExecutor
 from onebasin.population.population import Population
 from onebasin.population.sources import gather
 from onebasin.posterior.fit import fit
-from onebasin.posterior.layout import uncertain
-from onebasin.posterior.moments import Deviations, Read, moments
+from onebasin.posterior.layout import flat_layout
+from onebasin.posterior.moments import Deviations, RowMatrix, moments
 from onebasin.posterior.posterior import Posterior
-from onebasin.posterior.refine import calibrate
+from onebasin.posterior.refine import fit_scales
 from tests.judging import numbers, seeded
 
 MEMBERS, BLOCK = 47, 5
@@ -27,7 +27,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "low-rank of all": {"family": "low-rank", "rank": 60},
     "chains": {"family": "mixture", "components": "chains"},
     "k-means": {"family": "mixture", "components": 3, "restarts": 2},
-    "pooled k-means": {"family": "mixture", "components": 2, "pooled": True, "shape": "low-rank", "rank": 2},
+    "pooled k-means": {"family": "mixture", "components": 2, "pooled": True, "covariance": "low-rank", "rank": 2},
 }
 
 
@@ -78,9 +78,9 @@ def assert_same(one: Posterior, other: Posterior) -> None:
     assert torch.equal(one.weights, other.weights)
     for left, right in zip(one.components, other.components, strict=True):
         assert torch.equal(left.centre, right.centre)
-        tensors = right.shape.tensors()
-        assert all(torch.equal(value, tensors[name]) for name, value in left.shape.tensors().items())
-    for own, others in zip(one.rest, other.rest, strict=True):
+        tensors = right.covariance.tensors()
+        assert all(torch.equal(value, tensors[name]) for name, value in left.covariance.tensors().items())
+    for own, others in zip(one.buffers, other.buffers, strict=True):
         assert all(torch.equal(value, others[name]) for name, value in own.items())
     assert one.provenance == other.provenance
 
@@ -95,7 +95,7 @@ def test_fits_do_not_depend_on_who_reads(family: str, where: str, groups: dict[s
 
 def test_workers_are_started_where_they_are_asked_for(groups: dict[str, Population]) -> None:
     options = FAMILIES["low-rank"]
-    assert_same(fit(groups["disk"], **options), fit(groups["disk"], **options, workers=2, memory="8GB"))
+    assert_same(fit(groups["disk"], **options), fit(groups["disk"], **options, workers=2))
 
 
 @pytest.mark.parametrize("executor", [None, "two"])
@@ -112,10 +112,10 @@ def test_shards_give_the_moments_of_all(executor: str | None, two: Executor) -> 
 
 def test_products_over_shards_are_those_of_the_whole_matrix(two: Executor) -> None:
     population = networks(torch.float64)
-    layout, groups = uncertain(population), torch.arange(MEMBERS) % 2
+    layout, groups = flat_layout(population), torch.arange(MEMBERS) % 2
     centres = moments(population, layout.names, groups).mean
     rows = torch.cat([population.tensor(name).flatten(1) for name in layout.names], 1) - centres[groups]
-    found, whole = Deviations(population, layout, centres, groups, executor=two), Read(lambda: iter([(0, rows)]))
+    found, whole = Deviations(population, layout, centres, groups, executor=two), RowMatrix(lambda: iter([(0, rows)]))
     right, left = numbers(layout.size, 3, seed=5), numbers(MEMBERS, 3, seed=6)
     for name, given in {"times": (right,), "gathered": (left, layout.size), "turned": (right,), "lengths": ()}.items():
         torch.testing.assert_close(getattr(found, name)(*given), getattr(whole, name)(*given))
@@ -156,14 +156,6 @@ def model() -> nn.Module:
     return Model()
 
 
-def test_memory_that_is_not_enough_is_said_before_anything_is_read(
-    groups: dict[str, Population], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(import_module("onebasin.posterior.fit"), "moments", lambda *given: pytest.fail("too late"))
-    with pytest.raises(InputError, match="GB"):
-        fit(groups["memory"], model=model(), memory="50MB")
-
-
 def test_what_workers_find_wrong_is_said_here(two: Executor) -> None:
     broken = {name: value.clone() for name, value in networks().stacked().items()}
     broken["weight"][40, 3, 3] = torch.nan
@@ -176,11 +168,6 @@ def test_a_teacher_is_asked_anywhere_and_places_leave_no_trace(two: Executor) ->
     posterior = fit(population, model=model())
     given: dict[str, Any] = {"steps": 2, "draws": 2, "batch": 4}
     inputs = numbers(6, 13).float()
-    here = calibrate(posterior, model(), population, inputs, **given)
-    there = calibrate(posterior, model(), population, inputs, **given, executor=two)
+    here = fit_scales(model(), posterior, population, inputs, **given)
+    there = fit_scales(model(), posterior, population, inputs, **given, executor=two)
     assert_same(here, there)
-
-
-def test_options_of_places_do_not_hide_misspelt_ones(groups: dict[str, Population]) -> None:
-    with pytest.raises(InputError, match="worker"):
-        fit(groups["memory"], worker=2)

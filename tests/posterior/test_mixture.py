@@ -8,7 +8,7 @@ from torch import Tensor
 from onebasin.population.population import Population
 from onebasin.posterior import mixture as room
 from onebasin.posterior.fit import fit
-from onebasin.posterior.layout import uncertain
+from onebasin.posterior.layout import flat_layout
 from onebasin.posterior.mixture import clusters
 
 
@@ -30,7 +30,7 @@ def inertia(rows: Tensor, labels: Tensor) -> float:
 
 def found_in(rows: Tensor, count: int, **options: int) -> room.Clusters:
     population = Population.from_stacked({"a": rows[:, :1], "b": rows[:, 1:]})
-    return clusters(population, uncertain(population), count, **options)
+    return clusters(population, flat_layout(population), count, **options)
 
 
 @pytest.mark.parametrize("size", [5, 1000])  # below and above the width of the projection
@@ -66,7 +66,7 @@ def test_the_result_is_a_fixed_point_on_the_weights_themselves(seed: int, size: 
 def test_a_far_offset_does_not_hide_groups_in_float32() -> None:
     rows, labels = groups(40, 300, 3, 5.0)
     population = Population.from_stacked({"w": (rows + 3000).float()})
-    assert torch.equal(clusters(population, uncertain(population), 3).labels, labels)
+    assert torch.equal(clusters(population, flat_layout(population), 3).labels, labels)
 
 
 def test_more_clusters_than_different_networks_are_filled() -> None:
@@ -99,6 +99,6 @@ def test_a_mixture_of_clusters_has_their_means_and_shares() -> None:
     for k in range(3):
         own = rows[labels == k]
         torch.testing.assert_close(found.components[k].centre, own.mean(0))
-        torch.testing.assert_close(found.components[k].shape.std(), own.std(0))
+        torch.testing.assert_close(found.components[k].covariance.std(), own.std(0))
         assert float(found.weights[k]) == pytest.approx(len(own) / 50)
-    assert found.networks == 6.0
+    assert found.storage == 6.0

@@ -28,20 +28,24 @@ def population(members: int = 12, width: int = 30) -> Population:
 
 
 def test_files_of_version_1_have_every_tensor_and_are_read(tmp_path: Path) -> None:
-    found = fit(population(), "mixture", components=[0, 1] * 6, pooled=True, shape="low-rank", rank=3, diagonal=False)
+    found = fit(
+        population(), "mixture", components=[0, 1] * 6, pooled=True, covariance="low-rank", rank=3, diagonal=False
+    )
     facts = dict(read_header(found.save(tmp_path / "new.safetensors")).metadata) | {"version": "1"}
     del facts["same"], facts["zeros"]
     tensors = {"weights": found.weights}
     for index, own in enumerate(found.components):
         tensors[f"{index}.centre"] = own.centre
-        tensors |= {f"{index}.shape.{name}": value for name, value in own.shape.tensors().items()}
+        tensors |= {f"{index}.shape.{name}": value for name, value in own.covariance.tensors().items()}
     write_tensors(tmp_path / "old.safetensors", tensors, facts)
     old, new = (load_posterior(tmp_path / f"{name}.safetensors") for name in ("old", "new"))
     for before, after, own in zip(old.components, new.components, found.components, strict=True):
         for one in (before, after):
             assert torch.equal(one.centre, own.centre)
-            assert all(torch.equal(value, own.shape.tensors()[name]) for name, value in one.shape.tensors().items())
-    assert old.networks == new.networks == found.networks == 5.0  # two centres, one factor of three, and no zeros
+            assert all(
+                torch.equal(value, own.covariance.tensors()[name]) for name, value in one.covariance.tensors().items()
+            )
+    assert old.storage == new.storage == found.storage == 5.0  # two centres, one factor of three, and no zeros
 
 
 def test_bytes_are_those_of_the_file(tmp_path: Path) -> None:
@@ -70,24 +74,24 @@ def test_kl_of_widths_that_differ_by_many_orders(seed: int) -> None:
 
     p, q = (Gaussian(torch.randn(6, generator=generator, dtype=torch.float64), shape()) for _ in range(2))
     with mp.workdps(60):
-        own, other = covariance(p.shape), covariance(q.shape)  # type: ignore[arg-type]
+        own, other = covariance(p.covariance), covariance(q.covariance)  # type: ignore[arg-type]
         gap, inverse = mp.matrix((p.centre - q.centre).tolist()), other**-1
         trace = sum((inverse * own)[i, i] for i in range(6)) + (gap.T * inverse * gap)[0]
         exact = float((trace - 6 + mp.log(mp.det(other)) - mp.log(mp.det(own))) / 2)
     assert gaussian_kl(p, q) == pytest.approx(exact, rel=1e-9)
-    assert gaussian_kl(q, Gaussian(q.centre, q.shape)) == pytest.approx(0.0, abs=1e-6)
+    assert gaussian_kl(q, Gaussian(q.centre, q.covariance)) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_kl_of_diagonal_gaussians_stays_what_it_was() -> None:
     p, q = (Gaussian(torch.randn(5, generator=stream(i)), Diagonal(torch.rand(5, generator=stream(9 + i)) + 0.1))
             for i in range(2))  # fmt: skip
-    own, other = (torch.distributions.Normal(g.centre.double(), g.shape.std().double()) for g in (p, q))
+    own, other = (torch.distributions.Normal(g.centre.double(), g.covariance.std().double()) for g in (p, q))
     exact = float(torch.distributions.kl_divergence(own, other).sum())
     assert gaussian_kl(p, q) == pytest.approx(exact, rel=1e-12)
 
 
 def test_components_with_fewer_directions_say_so() -> None:
-    found = fit(population(8), "mixture", components=[0, 0, 0, 1, 1, 1, 1, 1], shape="low-rank", rank=3)
+    found = fit(population(8), "mixture", components=[0, 0, 0, 1, 1, 1, 1, 1], covariance="low-rank", rank=3)
     assert (found.provenance["fit"]["rank"], found.provenance["fit"]["rank_asked"]) == ([2, 3], 3)
     assert "rank_asked" not in fit(population(8), "low-rank", rank=3).provenance["fit"]
 
@@ -119,18 +123,18 @@ def test_units_to_keep_may_be_a_list(units: object) -> None:
 @pytest.mark.parametrize("option", [{"levels": 0.5}, {"by": "snr"}])
 def test_pruning_curves_take_lists(option: dict[str, object]) -> None:
     with pytest.raises(InputError, match="as a list"):
-        pruning_curve(MODEL, None, fit(POPULATION), (INPUTS, RIGHT), **option)  # type: ignore[arg-type]
+        pruning_curve(MODEL, fit(POPULATION), (INPUTS, RIGHT), **option)  # type: ignore[arg-type]
 
 
 def test_without_a_mistake_there_is_no_temperature() -> None:
-    found = evaluate(MODEL, POPULATION, (INPUTS, RIGHT), resamples=20)
+    found = evaluate(MODEL, POPULATION, (INPUTS, RIGHT), n_resamples=20)
     assert (found.temperature, dict(found.tempered)) == (None, {})
     [said] = found.remarks
     assert "all of the 10 there are right" in said and said in str(found)
     assert json.loads(found.to_json())["remarks"] == [said]
     wrong = RIGHT.clone()
     wrong[::4] = 1 - wrong[::4]
-    assert evaluate(MODEL, POPULATION, (INPUTS, wrong), resamples=20).remarks == ()
+    assert evaluate(MODEL, POPULATION, (INPUTS, wrong), n_resamples=20).remarks == ()
 
 
 def test_infinite_numbers_are_null_in_records_and_seen_in_tables() -> None:
@@ -144,5 +148,5 @@ def test_infinite_numbers_are_null_in_records_and_seen_in_tables() -> None:
 )
 def test_options_that_nothing_reads_are_refused(option: dict[str, float], text: str) -> None:
     with pytest.raises(InputError, match=text):
-        evaluate(MODEL, POPULATION, (INPUTS, RIGHT), resamples=20, **option)  # type: ignore[arg-type]
-    evaluate(MODEL, POPULATION, (INPUTS, RIGHT), reference=fit(POPULATION), resamples=20, draws=3)
+        evaluate(MODEL, POPULATION, (INPUTS, RIGHT), n_resamples=20, **option)  # type: ignore[arg-type]
+    evaluate(MODEL, POPULATION, (INPUTS, RIGHT), reference=fit(POPULATION), n_resamples=20, draws=3)

@@ -15,9 +15,9 @@ from onebasin import Population, fit, load_posterior
 from onebasin.errors import InputError
 from onebasin.metrics.bootstrap import interval
 from onebasin.posterior.divergence import kl, wasserstein2
-from onebasin.posterior.fidelity import surroundings
+from onebasin.posterior.fidelity import augment
 from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank
-from onebasin.posterior.layout import FlatLayout, uncertain
+from onebasin.posterior.layout import FlatLayout, flat_layout
 from onebasin.posterior.posterior import Posterior
 from onebasin.posterior.pruning import prune
 from onebasin.posterior.refine import refine
@@ -88,8 +88,8 @@ def test_kl_to_a_fitted_low_rank_gaussian_has_the_digits_of_the_dense_formula() 
     p, q = fit(population), fit(population, "low-rank", rank=1)
     mp = pytest.importorskip("mpmath")
     with mp.workdps(50):
-        own = mp.diag([mp.mpf(s) ** 2 for s in p.components[0].shape.tensors()["scale"].tolist()])
-        parts = q.components[0].shape.tensors()
+        own = mp.diag([mp.mpf(s) ** 2 for s in p.components[0].covariance.tensors()["scale"].tolist()])
+        parts = q.components[0].covariance.tensors()
         factor = mp.matrix(parts["factor"].tolist())
         other = factor * factor.T + mp.diag([mp.mpf(s) ** 2 for s in parts["scale"].tolist()])
         ratio = other**-1 * own
@@ -129,17 +129,17 @@ def test_the_lower_bound_of_wasserstein_is_one_for_half_precision_networks() -> 
 
 def test_a_posterior_takes_the_room_on_disk_that_it_says(tmp_path: Path) -> None:
     population = Population.from_stacked({"w": torch.randn(40, 5000, generator=stream())}, chain=torch.arange(40) % 8)
-    found = fit(population, "mixture", components="chains", pooled=True, shape="low-rank", rank=5)
+    found = fit(population, "mixture", components="chains", pooled=True, covariance="low-rank", rank=5)
     file = found.save(tmp_path / "q.safetensors")
-    assert file.stat().st_size / (4 * 5000) < found.networks + 1  # 56 networks where it says 14
-    assert load_posterior(file).networks == found.networks
+    assert file.stat().st_size / (4 * 5000) < found.storage + 1  # 56 networks where it says 14
+    assert load_posterior(file).storage == found.storage
 
 
 def test_low_rank_fits_of_few_networks_find_small_tensors_beside_large_ones() -> None:
     large = torch.randn(12, 1, generator=stream(1))
     small = 1e-5 * torch.randn(12, 2, generator=stream(2)) @ torch.randn(2, 100, generator=stream(3))
     found = fit(Population.from_stacked({"large": large, "small": small}), "low-rank", rank=3)
-    factor = found.components[0].shape.tensors()["factor"].double()
+    factor = found.components[0].covariance.tensors()["factor"].double()
     share = factor[1:].square().sum() / small.double().var(0).sum()
     assert float(share) > 0.99  # three directions span all of it; 0.13
 
@@ -148,12 +148,12 @@ def test_low_rank_fits_have_the_deviation_of_each_weight_far_from_zero() -> None
     weights = (1e4 + 1e-3 * torch.randn(40, 30, generator=stream(), dtype=torch.float64)).float()
     found = fit(Population.from_stacked({"w": weights}), "low-rank", rank=39)
     exact = weights.double().std(0)
-    assert float((found.components[0].shape.std().double() / exact - 1).abs().max()) < 1e-3  # 0.078
+    assert float((found.components[0].covariance.std().double() / exact - 1).abs().max()) < 1e-3  # 0.078
 
 
 def test_a_rank_that_the_networks_do_not_have_is_not_in_the_record() -> None:
     found = fit(Population.from_stacked({"w": torch.randn(5, 100, generator=stream())}), "low-rank", rank=20)
-    assert found.provenance["fit"]["rank"] == found.components[0].shape.tensors()["factor"].shape[1]
+    assert found.provenance["fit"]["rank"] == found.components[0].covariance.tensors()["factor"].shape[1]
 
 
 def test_ties_are_seen_although_a_third_tensor_is_equal_in_the_first_network() -> None:
@@ -162,7 +162,7 @@ def test_ties_are_seen_although_a_third_tensor_is_equal_in_the_first_network() -
     for seed in range(5):
         tied = torch.randn(3, generator=stream(seed))
         states.append({"a": torch.randn(3, generator=stream(50 + seed)), "b": tied, "c": tied.clone()})
-    assert uncertain(Population.from_states(states)).tied == {"c": "b"}
+    assert flat_layout(Population.from_states(states)).tied == {"c": "b"}
 
 
 def test_pruning_of_half_precision_networks_takes_the_deviation_that_was_fitted() -> None:
@@ -189,13 +189,13 @@ def test_fit_refuses_options_of_the_wrong_type(family: str, options: dict[str, o
 def test_refine_refuses_numbers_that_are_not_whole(option: dict[str, float]) -> None:
     population = Population.from_states(around(net(), 4, 0.1))
     with pytest.raises(InputError):
-        refine(fit(population), net(), population, torch.zeros(5, 3), **option)  # type: ignore[arg-type]
+        refine(net(), fit(population), population, torch.zeros(5, 3), **option)  # type: ignore[arg-type]
 
 
-def test_refine_with_a_leash_leaves_out_networks_without_spread() -> None:
+def test_refine_with_a_kl_weight_leaves_out_networks_without_spread() -> None:
     population = Population.from_states(around(net(), 1, 0.1) * 3)
     inputs = torch.randn(10, 3, generator=stream())
-    found = refine(fit(population), net(), population, inputs, leash=1.0, steps=2, draws=2)
+    found = refine(net(), fit(population), population, inputs, kl_weight=1.0, steps=2, draws=2)
     assert math.isfinite(found.provenance["refined"]["distance"])
 
 
@@ -213,11 +213,11 @@ def test_refine_says_in_its_own_words_that_predictions_are_not_finite() -> None:
     population = Population.from_states(around(net(), 4, 0.1))
     inputs = torch.randn(10, 3, generator=stream())
     with pytest.raises(InputError, match="finite predictions"):  # and not in torch's: warnings are errors here
-        refine(fit(population), net(), population, inputs, steps=5, draws=2, rate=1e30)
+        refine(net(), fit(population), population, inputs, steps=5, draws=2, lr=1e30)
 
 
 def test_surroundings_of_a_single_number_are_numbers() -> None:
-    found = surroundings(torch.ones(1, 1), noise=2.0, mixed=1, generator=stream())
+    found = augment(torch.ones(1, 1), noise=2.0, mixed=1, generator=stream())
     assert isinstance(found, tuple) and bool(torch.isfinite(found[0]).all())
 
 
@@ -233,7 +233,7 @@ def test_evaluate_tells_an_infinite_nll_without_a_bug(run: Run, stock: Path) -> 
 
 def test_intervals_of_functions_of_torch() -> None:
     values = torch.arange(30.0)
-    found = interval(torch.mean, values, generator=stream(), draws=50)
+    found = interval(torch.mean, values, generator=stream(), n_resamples=50)
     assert float(found.low) <= float(found.value) <= float(found.high)
 
 
@@ -263,7 +263,7 @@ def test_compact_does_not_replace_the_manifest_of_its_population(run: Run, stock
 
 def test_compact_refuses_to_refine_and_calibrate_at_once(run: Run, stock: Path) -> None:
     known = ("--model", f"{stock}/models.py:net", "--data", stock / "data.npz", "--steps", 1)
-    code, _, _ = run("compact", stock / "nets", "-o", stock / "r.safetensors", *known, "--refine", "--calibrate")
+    code, _, _ = run("compact", stock / "nets", "-o", stock / "r.safetensors", *known, "--refine", "--fit-scales")
     assert code != 0
 
 

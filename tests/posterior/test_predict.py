@@ -17,7 +17,7 @@ from onebasin.population.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank
 from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior
-from onebasin.posterior.predictive import Drawn, predict
+from onebasin.posterior.predict import Drawn, predict
 from onebasin.state import State, spec_of, state_of
 from tests.models import BATTERY
 
@@ -67,7 +67,7 @@ def posterior_of(
         scale = torch.full_like(centre, width)
         factor = width * torch.randn(len(centre), rank, generator=seeded(index))
         gaussians.append(Gaussian(centre, LowRank(scale, factor) if rank else Diagonal(scale)))
-        rests.append({name: state[name] for name in layout.others})
+        rests.append({name: state[name] for name in layout.buffer_names})
     share = torch.tensor(weights or [1 / components] * components, dtype=torch.float64)
     return Posterior(tuple(gaussians), share, layout, tuple(rests))
 
@@ -198,9 +198,9 @@ def test_half_precision_in_and_out(dtype: torch.dtype) -> None:
 
 
 def test_progress_is_told_and_ends_with_all() -> None:
-    told: list[tuple[int, int]] = []
-    predict(mlp(), population_of(mlp(), 40), INPUTS, progress=lambda done, total: told.append((done, total)))
-    assert told == [(16, 40), (32, 40), (40, 40)]
+    told: list[tuple[int, int, str]] = []
+    predict(mlp(), population_of(mlp(), 40), INPUTS, progress=lambda *at: told.append(at))
+    assert told == [(done, 40, "networks") for done in (16, 32, 40)]
 
 
 def test_classes_on_axis_one_of_a_network_that_speaks_about_places() -> None:
@@ -219,8 +219,6 @@ def test_what_is_refused() -> None:
     assert predict(mlp(1), population_of(mlp(1), 2), INPUTS, output="values").shape == (2, 11, 1)
     with pytest.raises(InputError, match="expected output to be one of probabilities, logits, values"):
         predict(model, networks, INPUTS, output="probs")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="did you mean 'chunk'"):
-        predict(model, networks, INPUTS, chunks=3)  # type: ignore[call-arg]
     with pytest.raises(InputError, match="a chunk has at least 1 network, found 0"):
         predict(model, networks, INPUTS, chunk=0)
     with pytest.raises(InputError, match="a batch has at least 1 example, found 0"):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 
 from onebasin.cli.load import load
 from onebasin.errors import InputError
-from onebasin.evaluation import diversity as measure
 from onebasin.evaluation.discrepancy import MMDTest, compare_functions
 from onebasin.evaluation.diversity import diversity
 from onebasin.evaluation.evaluate import evaluate
@@ -30,7 +30,7 @@ from onebasin.population.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank
 from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior
-from onebasin.posterior.predictive import Drawn, PredictOptions, Reel, needs, passes, predict, summarise
+from onebasin.posterior.predict import Drawn, DrawStream, Predictive, PredictOptions, forward_passes, predict
 from onebasin.state import spec_of, state_of
 from tests.models import BATTERY
 
@@ -74,7 +74,7 @@ def posterior_of(model: nn.Module, rank: int = 2) -> Posterior:
         centre = layout.flat(state).float() + number
         scale, factor = torch.full_like(centre, 0.1), torch.randn(len(centre), rank, generator=seeded(number))
         gaussians.append(Gaussian(centre, LowRank(scale, factor) if rank else Diagonal(scale)))
-    rest = {name: state[name] for name in layout.others}
+    rest = {name: state[name] for name in layout.buffer_names}
     return Posterior(tuple(gaussians), torch.tensor([0.3, 0.7], dtype=torch.float64), layout, (rest, rest))
 
 
@@ -104,7 +104,7 @@ OUTSIDE = 4 * torch.randn(20, 5, generator=seeded(2))
 IMAGES = torch.randn(9, 1, 8, 8, generator=seeded(1))
 
 
-def everywhere(two: Executor) -> list[PredictOptions]:
+def everywhere(two: Executor) -> list[dict[str, Any]]:
     return [{}, {"executor": SerialExecutor()}, {"executor": two}]
 
 
@@ -137,9 +137,9 @@ def test_a_population(two: Executor, stored: Population, place: str, sizes: Any)
 
 
 def test_progress_is_told_in_order(two: Executor, stored: Population) -> None:
-    told: list[tuple[int, int]] = []
+    told: list[tuple[int, int, str]] = []
     predict(mlp(), stored, INPUTS, executor=two, progress=lambda *at: told.append(at))
-    assert told == [(16, 70), (32, 70), (48, 70), (64, 70), (70, 70)]
+    assert told == [(done, 70, "networks") for done in (16, 32, 48, 64, 70)]
 
 
 @pytest.mark.parametrize("name", ["encoder_tied", "lstm_bidirectional", "resnet_bn"])
@@ -187,9 +187,11 @@ def test_tensors_that_lie_askew(two: Executor) -> None:
         assert all(torch.equal(expected, found) for found in others)
     posterior = posterior_of(model, rank=7)
     (first, *_), size = posterior.components, posterior.layout.size
-    assert isinstance(first.shape, LowRank)
-    factor = torch.empty(7 * size + 1)[1:].view(size, 7).copy_(first.shape.factor)
-    posterior = Posterior.equal([Gaussian(first.centre, LowRank(first.shape.scale, factor))], posterior.layout, [{}])
+    assert isinstance(first.covariance, LowRank)
+    factor = torch.empty(7 * size + 1)[1:].view(size, 7).copy_(first.covariance.factor)
+    posterior = Posterior.equal(
+        [Gaussian(first.centre, LowRank(first.covariance.scale, factor))], posterior.layout, [{}]
+    )
     expected, *others = (predict(model, posterior, INPUTS, draws=5, **where) for where in everywhere(two))
     assert all(torch.equal(expected, found) for found in others)
 
@@ -209,15 +211,15 @@ def test_things_settle_where_workers_have_them() -> None:
 def test_any_draws_in_any_order(ranges: list[tuple[int, int]], seed: int) -> None:
     drawn = Drawn(posterior_of(mlp()), 20, seed)
     ((_, whole),) = drawn.blocks(20)
-    reel = Reel(drawn)
+    stream = DrawStream(drawn)
     for start, count in ranges:
-        found = reel.take(start, min(20, start + count))
+        found = stream.take(start, min(20, start + count))
         assert all(torch.equal(found[name], whole[name][start : start + count]) for name in whole)
 
 
 def test_evaluations(two: Executor, stored: Population) -> None:
     targets = torch.randint(3, (37,), generator=seeded(5))
-    extra: Any = {"outside": OUTSIDE, "reference": posterior_of(mlp()), "draws": 40, "resamples": 20}
+    extra: Any = {"ood": OUTSIDE, "reference": posterior_of(mlp()), "draws": 40, "n_resamples": 20}
     expected, *others = (
         evaluate(mlp(), stored, (INPUTS, targets), **extra, **where).record() for where in everywhere(two)
     )
@@ -228,35 +230,36 @@ def test_evaluations_of_values(two: Executor) -> None:
     line = nn.Linear(5, 1)
     population, data = population_of(line, 40), (INPUTS, INPUTS.sum(1, keepdim=True))
     expected, *others = (
-        evaluate(line, population, data, noise=0.5, resamples=20, **own).record() for own in everywhere(two)
+        evaluate(line, population, data, noise=0.5, n_resamples=20, **own).record() for own in everywhere(two)
     )
     assert all(found == expected for found in others)
 
 
-def test_summaries(two: Executor, stored: Population) -> None:
-    expected, *others = (summarise(mlp(), stored, INPUTS, **where) for where in everywhere(two))
+def test_predictives(two: Executor, stored: Population) -> None:
+    expected, *others = (Predictive.of(mlp(), stored, INPUTS, PredictOptions(**where)) for where in everywhere(two))
     for found in others:
-        assert torch.equal(found.mean, expected.mean) and torch.equal(found.deviations, expected.deviations)
+        assert torch.equal(found.mean, expected.mean) and torch.equal(found.variance(), expected.variance())
         assert torch.equal(found.mutual_information, expected.mutual_information)
 
 
 def test_diversities(two: Executor, stored: Population, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = diversity(mlp(), stored, INPUTS, OUTSIDE)
+    whole = diversity(mlp(), stored, INPUTS, ood=OUTSIDE)
+    measure = import_module("onebasin.evaluation.diversity")
     monkeypatch.setattr(measure, "HELD", 4 * 70 * 3 * 20)  # twenty examples
     monkeypatch.setattr(measure, "SLICE", 70 * 3 * 7)  # seven
-    expected, *others = (diversity(mlp(), stored, INPUTS, OUTSIDE, **where) for where in everywhere(two))
+    expected, *others = (diversity(mlp(), stored, INPUTS, ood=OUTSIDE, **where) for where in everywhere(two))
     for found in others:
         assert found.matrix is not None and expected.matrix is not None and torch.equal(found.matrix, expected.matrix)
-        assert found.outside_matrix is not None and torch.equal(found.outside_matrix, expected.outside_matrix)  # type: ignore[arg-type]
-        assert found.inside == expected.inside
+        assert found.ood_matrix is not None and torch.equal(found.ood_matrix, expected.ood_matrix)  # type: ignore[arg-type]
+        assert found.in_distribution == expected.in_distribution
     torch.testing.assert_close(expected.matrix, whole.matrix, rtol=1e-3, atol=1e-6)
-    assert expected.inside.population == pytest.approx(whole.inside.population, rel=1e-9)
+    assert expected.in_distribution.population == pytest.approx(whole.in_distribution.population, rel=1e-9)
 
 
 def test_functions_of_two_populations(two: Executor, stored: Population) -> None:
     other = population_of(mlp(), 12, seed=8)
-    judge = MMDTest(Runs.of(stored, other), permutations=19, resamples=0)
-    expected, found = (compare_functions(judge, mlp(), stored, other, INPUTS, executor=own) for own in (None, two))
+    test = MMDTest(Runs.of(stored, other), permutations=19, n_resamples=0)
+    expected, found = (compare_functions(test, mlp(), stored, other, INPUTS, executor=own) for own in (None, two))
     assert found == expected
 
 
@@ -269,21 +272,21 @@ def test_no_more_than_a_chunk_is_read_and_handed_on(stored: Population, monkeypa
         return original(sources, rows, spec)
 
     monkeypatch.setattr(populations, "gather", spy)
-    with passes(mlp(), stored, INPUTS, kept=1) as chunks:
+    with forward_passes(mlp(), stored, INPUTS, PredictOptions()) as chunks:
         handed = [len(outputs) for _, outputs in chunks]
-    assert max(read) == MEMBERS and sum(read) == 2 + 70  # two looks at the first, to choose sizes and a way
+    assert max(read) == MEMBERS and sum(read) == 1 + 70  # one look at the first, to choose sizes and a way
     assert handed == [16, 16, 16, 16, 6]
 
 
 def test_draws_are_made_once_and_chunk_by_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[tuple[int, int]] = []
     drawn: list[int] = []
-    take, flat = Reel.take, Gaussian.draw_flat
-    monkeypatch.setattr(Reel, "take", lambda self, *at: taken.append(at) or take(self, *at))
+    take, flat = DrawStream.take, Gaussian.draw_flat
+    monkeypatch.setattr(DrawStream, "take", lambda self, *at: taken.append(at) or take(self, *at))
     monkeypatch.setattr(Gaussian, "draw_flat", lambda self, count, own: drawn.append(count) or flat(self, count, own))
     predict(mlp(), posterior_of(mlp()), INPUTS, draws=75)
-    assert taken == [(0, 1), (0, 1), (0, 16), (16, 32), (32, 48), (48, 64), (64, 75)]
-    assert sum(drawn) == 2 + 75
+    assert taken == [(0, 1), (0, 16), (16, 32), (32, 48), (48, 64), (64, 75)]
+    assert sum(drawn) == 1 + 75
 
 
 class Recorded(SerialExecutor):
@@ -311,14 +314,13 @@ def test_workers_go_home_when_something_is_wrong(monkeypatch: pytest.MonkeyPatch
     assert recorded.closed and len(recorded.shards) == 3  # networks 0, 1; 2, 3; 4, 5
 
 
-def test_shards_do_not_depend_on_workers_or_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_do_not_depend_on_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
-    for workers, memory in ((1, None), (7, "90GB")):
+    for workers in (1, 7):
         recorded = Recorded()
         monkeypatch.setattr(opening, "open_executor", lambda *given, own=recorded: own)
-        where: Any = {"workers": workers} | ({} if memory is None else {"memory": memory})
-        predict(mlp(), population_of(mlp(), 70), INPUTS, **where)
-        predict(mlp(), posterior_of(mlp()), INPUTS, draws=70, **where)
+        predict(mlp(), population_of(mlp(), 70), INPUTS, workers=workers)
+        predict(mlp(), posterior_of(mlp()), INPUTS, draws=70, workers=workers)
         found.append([len(shard) for shard in recorded.shards])
     assert found == [2 * [16, 16, 16, 16, 6]] * 2
 
@@ -332,26 +334,6 @@ def test_errors_of_workers_arrive(two: Executor) -> None:
     model = Total(5, 3)
     with pytest.raises(InputError, match="one row of outputs for each"):
         predict(model, population_of(model, 3), INPUTS, executor=two, chunk=2, batch=7)
-
-
-def test_memory_is_stated_and_kept_to(stored: Population, monkeypatch: pytest.MonkeyPatch) -> None:
-    targets = torch.randint(3, (37,), generator=seeded(5))
-    for refused in (
-        lambda: predict(mlp(), stored, INPUTS, memory="300MB"),
-        lambda: evaluate(mlp(), stored, (INPUTS, targets), outside=OUTSIDE, memory="300MB"),
-        lambda: diversity(mlp(), stored, INPUTS, memory="300MB"),
-    ):
-        with pytest.raises(InputError, match="with one worker, found memory=300MB"):
-            refused()
-    given: dict[str, Any] = {"memory": 1}
-    small = needs(mlp(), stored, INPUTS, 1, given)
-    assert needs(mlp(), stored, INPUTS, 71, given)["here"] - small["here"] == pytest.approx(70 * 37 * 3 * 4, rel=0.1)
-    assert needs(mlp(), stored, INPUTS, 1, {"chunk": 1, **given})["each"] < small["each"]
-    asked: list[int] = []
-    monkeypatch.setattr(opening, "open_executor", lambda workers, executor: asked.append(workers) or SerialExecutor())
-    predict(mlp(), stored, INPUTS, workers=4, memory="1500MB")
-    assert asked == [2]  # processes of 400 MB beside this one
-    assert needs(mlp(), stored, INPUTS, 1, {}) == {"each": 0, "here": 0}
 
 
 NETWORK = """
@@ -402,7 +384,7 @@ def test_the_command_line_and_a_model_in_a_package(tmp_path: Path, run: Run) -> 
     for workers in (1, 2):
         code, out, error = run(
             *("evaluate", f"{folder / 'net.py'}:net", tmp_path / "population", tmp_path / "test.npz", "--json"),
-            *("--workers", workers, "--memory", "4GB", "--resamples", 20),
+            *("--workers", workers, "--resamples", 20),
         )
         assert not code, error
         records.append(json.loads(out))

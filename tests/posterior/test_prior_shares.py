@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from onebasin.errors import InputError
 from onebasin.population.population import Population
-from onebasin.posterior.calibrate import prior_shares
 from onebasin.posterior.fit import fit
 from onebasin.posterior.gaussian import Diagonal, Gaussian
 from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior
+from onebasin.posterior.prior_shares import prior_shares
 from onebasin.state import TensorSpec
 
 

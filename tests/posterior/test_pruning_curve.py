@@ -36,7 +36,7 @@ def judged(model: nn.Module, state: State, data: tuple[Tensor, Tensor]) -> tuple
 @pytest.mark.parametrize("per", ["global", "tensor"])
 def test_every_point_is_what_pruning_once_gives(per: str) -> None:
     model, posterior, data = setting()
-    found = pruning_curve(model, None, posterior, data, per=per, repeats=2, seed=4)
+    found = pruning_curve(model, posterior, data, per=per, repeats=2, seed=4)
     assert tuple(found.points) == CRITERIA
     assert found.levels == LEVELS
     assert found.examples == 200
@@ -53,7 +53,7 @@ def test_every_point_is_what_pruning_once_gives(per: str) -> None:
 
 def test_at_one_all_criteria_agree_and_the_network_is_whole() -> None:
     model, posterior, data = setting()
-    found = pruning_curve(model, None, posterior, data, levels=(1.0,))
+    found = pruning_curve(model, posterior, data, levels=(1.0,))
     assert {found.accuracy(by) for by in CRITERIA} == {(1.0,)}
 
 
@@ -63,8 +63,8 @@ def test_nothing_that_was_given_is_changed() -> None:
     kept = [model.state_dict(), other, posterior.mean, posterior.std, {"x": data[0], "y": data[1]}]
     before = [{name: value.clone() for name, value in tensors.items()} for tensors in kept]
     model.train()
-    first = pruning_curve(model, other, posterior, data)
-    again = pruning_curve(model, other, posterior, data)
+    first = pruning_curve(model, posterior, data, state=other)
+    again = pruning_curve(model, posterior, data, state=other)
     assert first == again  # the second call does not start from a network that the first one left pruned
     assert model.training
     now = [model.state_dict(), other, posterior.mean, posterior.std, {"x": data[0], "y": data[1]}]
@@ -75,7 +75,7 @@ def test_nothing_that_was_given_is_changed() -> None:
 def test_another_network_is_pruned_by_the_masks_of_the_posterior() -> None:
     model, posterior, data = setting()
     other = {name: value.flip(0) for name, value in posterior.mean.items()}
-    found = pruning_curve(model, other, posterior, data, by=["snr"], levels=[0.5])
+    found = pruning_curve(model, posterior, data, state=other, by=["snr"], levels=[0.5])
     expected = judged(model, prune(posterior, 0.5, "snr").apply(other), data)
     assert found.accuracy("snr") == (pytest.approx(expected[0]),)
     assert found.loss("snr")[0] == pytest.approx(expected[1], rel=1e-5)
@@ -84,7 +84,7 @@ def test_another_network_is_pruned_by_the_masks_of_the_posterior() -> None:
 def test_a_network_alone_and_values_instead_of_classes() -> None:
     model, posterior, data = setting(outputs=1)
     found = pruning_curve(
-        model, None, posterior.mean, data, by=["magnitude", "random"], loss="mse", names=["*.weight"], levels=[1, 0.5]
+        model, posterior.mean, data, by=["magnitude", "random"], loss="mse", names=["*.weight"], levels=[1, 0.5]
     )
     assert found.accuracy("magnitude") == (None, None)
     assert found.loss("magnitude")[0] == pytest.approx(0, abs=1e-12)
@@ -95,7 +95,7 @@ def test_a_network_alone_and_values_instead_of_classes() -> None:
 
 def test_the_table_and_the_record_say_the_same() -> None:
     model, posterior, data = setting()
-    found = pruning_curve(model, None, posterior, data, by=["snr", "sigma"], levels=[0.5, 0.01])
+    found = pruning_curve(model, posterior, data, by=["snr", "sigma"], levels=[0.5, 0.01])
     rows = [line.split() for line in str(found).splitlines()]
     assert [row[0] for row in rows[2:]] == ["50", "1"]
     content = json.loads(found.to_json())
@@ -108,10 +108,8 @@ def test_the_table_and_the_record_say_the_same() -> None:
 
 def test_requests_that_make_no_sense_are_refused() -> None:
     model, posterior, data = setting()
-    with pytest.raises(InputError, match="did you mean 'repeats'"):
-        pruning_curve(model, None, posterior, data, repeat=3)  # type: ignore[call-arg]
     for wrong in ({"by": []}, {"levels": []}, {"repeats": 0}):
         with pytest.raises(InputError, match="at least one"):
-            pruning_curve(model, None, posterior, data, **wrong)
+            pruning_curve(model, posterior, data, **wrong)
     with pytest.raises(InputError, match="standard deviations"):
-        pruning_curve(model, None, posterior.mean, data)
+        pruning_curve(model, posterior.mean, data)

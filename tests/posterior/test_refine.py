@@ -1,4 +1,4 @@
-"""Refined and calibrated posteriors: what they keep, and what they never touch."""
+"""Refined and scaled posteriors: what they keep, and what they never touch."""
 
 from pathlib import Path
 
@@ -11,13 +11,21 @@ from onebasin import metrics
 from onebasin.errors import InputError, SpecError
 from onebasin.functional.population_pass import Differentiable, predictions
 from onebasin.population.population import Population
-from onebasin.posterior.fidelity import surroundings
+from onebasin.posterior.fidelity import augment
 from onebasin.posterior.fit import fit
 from onebasin.posterior.gaussian import Diagonal, Full, Gaussian, LowRank
 from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior, load_posterior
-from onebasin.posterior.predictive import predict
-from onebasin.posterior.refine import Bell, Free, RefinedParameters, Teacher, Widths, calibrate, refine
+from onebasin.posterior.predict import predict
+from onebasin.posterior.refine import (
+    DiagLowRank,
+    FreeParameters,
+    RefinedParameters,
+    ScaleParameters,
+    Teacher,
+    fit_scales,
+    refine,
+)
 from onebasin.state import spec_of
 
 
@@ -57,7 +65,7 @@ def test_a_refined_posterior_predicts_what_the_population_predicts(
 ) -> None:
     model, population, train, test = problem
     fitted = fit(population)
-    refined = refine(fitted, model, population, train, steps=300)
+    refined = refine(model, fitted, population, train, steps=300)
     thinned = predictions(model, population[:6], test).softmax(2).mean(0)
     goal = predict(model, population, test, average=True)
     assert far(model, refined, population, test) < 0.4 * far(model, fitted, population, test)
@@ -70,7 +78,7 @@ def test_it_says_what_it_is_and_survives_a_file(
     problem: tuple[nn.Module, Population, Tensor, Tensor], tmp_path: Path
 ) -> None:
     model, population, train, _ = problem
-    refined = refine(fit(population), model, population, train, steps=5)
+    refined = refine(model, fit(population), population, train, steps=5)
     told = refined.provenance["refined"]
     assert (
         told["networks"] == len(population)
@@ -86,13 +94,13 @@ def test_it_says_what_it_is_and_survives_a_file(
 def test_the_seed_decides(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
     model, population, train, _ = problem
     first, same, other = (
-        refine(fit(population), model, population, train, steps=4, seed=seed).mean for seed in (3, 3, 4)
+        refine(model, fit(population), population, train, steps=4, seed=seed).mean for seed in (3, 3, 4)
     )
     assert all(torch.equal(first[name], same[name]) for name in first)
     assert not all(torch.equal(first[name], other[name]) for name in first)
 
 
-@pytest.mark.parametrize("form", [refine, calibrate])
+@pytest.mark.parametrize("form", [refine, fit_scales])
 def test_nothing_that_was_given_changes(problem: tuple[nn.Module, Population, Tensor, Tensor], form: object) -> None:
     model, population, train, _ = problem
     fitted = fit(population)
@@ -102,7 +110,7 @@ def test_nothing_that_was_given_changes(problem: tuple[nn.Module, Population, Te
     ]
     mode, state = model.training, torch.random.get_rng_state()
     assert callable(form)
-    form(fitted, model, population, train, steps=3)
+    form(model, fitted, population, train, steps=3)
     after = [model.state_dict(), fitted.mean, fitted.std, population.stacked()]
     assert all(torch.equal(old[name], new[name]) for old, new in zip(before, after, strict=True) for name in old)
     assert model.training is mode and torch.equal(state, torch.random.get_rng_state())
@@ -112,8 +120,8 @@ def test_nothing_that_was_given_changes(problem: tuple[nn.Module, Population, Te
 def test_calibration_keeps_ratios_within_a_tensor(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
     model, population, train, test = problem
     fitted = fit(population)
-    found = calibrate(fitted, model, population, train)
-    numbers = found.provenance["calibrated"]["tensors"][0]
+    found = fit_scales(model, fitted, population, train)
+    numbers = found.provenance["scaled"]["tensors"][0]
     for name, (width, gain) in numbers.items():
         torch.testing.assert_close(found.std[name], fitted.std[name] * width)
         torch.testing.assert_close(found.mean[name], fitted.mean[name] * gain)
@@ -124,7 +132,9 @@ def test_a_short_leash_holds(problem: tuple[nn.Module, Population, Tensor, Tenso
     model, population, train, _ = problem
     fitted = fit(population)
     loose, held = (
-        refine(fitted, model, population, train, steps=60, start=1.0, leash=leash).provenance["refined"]["narrowing"]
+        refine(model, fitted, population, train, steps=60, start=1.0, kl_weight=leash).provenance["refined"][
+            "narrowing"
+        ]
         for leash in (0.0, 1e4)
     )
     assert abs(held - 1) < 0.05 < abs(loose - 1)
@@ -135,18 +145,20 @@ def test_the_leash_is_the_divergence_of_the_marginals() -> None:
     coordinates = FlatLayout(("w",), spec_of({"w": torch.zeros(7)}), {})
     scale = torch.rand(7, generator=generator) + 0.1
     moving = RefinedParameters(
-        Posterior.equal([Gaussian(torch.zeros(7), Diagonal(scale))], coordinates, [{}]), Free, 0.3
+        Posterior.equal([Gaussian(torch.zeros(7), Diagonal(scale))], coordinates, [{}]), FreeParameters, 0.3
     )
     with torch.no_grad():
         moving.parameters[0].copy_(torch.randn(7, generator=generator))
-    bell = moving.parts[0].bell()
+    bell = moving.parts[0].gaussian()
     expected = kl_divergence(Normal(bell.centre, bell.scale), Normal(torch.zeros(7), scale)).mean()
-    torch.testing.assert_close(moving.leash(), expected)
+    torch.testing.assert_close(moving.kl(), expected)
 
 
 def test_draws_have_the_stated_moments() -> None:
     generator = torch.Generator().manual_seed(0)
-    bell = Bell(torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.5, 0.0, 2.0]), torch.tensor([[1.0], [2.0], [0.0]]))
+    bell = DiagLowRank(
+        torch.tensor([1.0, -2.0, 0.0]), torch.tensor([0.5, 0.0, 2.0]), torch.tensor([[1.0], [2.0], [0.0]])
+    )
     draws = bell.draws(200_000, generator).double()
     torch.testing.assert_close(draws.mean(0), bell.centre.double(), atol=1e-5, rtol=0)  # mirrored: exact but rounding
     expected = bell.scale.diag().square() + bell.factor @ bell.factor.T
@@ -178,7 +190,7 @@ def test_the_distance_is_the_stated_formula(problem: tuple[nn.Module, Population
 
 def test_few_draws_are_not_punished_for_disagreeing(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
     model, population, train, _ = problem
-    moving, rows = RefinedParameters(fit(population), Free, 0.6), torch.arange(40)
+    moving, rows = RefinedParameters(fit(population), FreeParameters, 0.6), torch.arange(40)
     function = Differentiable(model, *moving.place)
     teacher = Teacher.ask(model, population, train[:40], classes=True)
 
@@ -201,7 +213,7 @@ def test_values_match_mean_and_spread() -> None:
     population = around(model, seed=5, width=0.15)
     inputs = torch.linspace(-2, 2, 120)[:, None]
     fitted = fit(population)
-    refined = refine(fitted, model, population, inputs[::2], output="values", steps=300, noise=0)
+    refined = refine(model, fitted, population, inputs[::2], output="values", steps=300, noise=0)
     goal, before, after = (
         predict(model, q, inputs[1::2], output="values", draws=500) for q in (population, fitted, refined)
     )
@@ -213,18 +225,20 @@ def test_values_match_mean_and_spread() -> None:
 def test_low_rank_and_mixtures_move_too(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
     model, population, train, test = problem
     for fitted in (fit(population, "low-rank", rank=2), fit(population, "mixture", components=2)):
-        refined = refine(fitted, model, population, train, steps=150)
-        assert [type(part.shape) for part in refined.components] == [type(part.shape) for part in fitted.components]
+        refined = refine(model, fitted, population, train, steps=150)
+        assert [type(part.covariance) for part in refined.components] == [
+            type(part.covariance) for part in fitted.components
+        ]
         assert far(model, refined, population, test) < far(model, fitted, population, test)
 
 
-@pytest.mark.parametrize("form", [refine, calibrate])
+@pytest.mark.parametrize("form", [refine, fit_scales])
 def test_a_pooled_spread_stays_one(problem: tuple[nn.Module, Population, Tensor, Tensor], form: object) -> None:
     model, population, train, _ = problem
     fitted = fit(population, "mixture", components=3, pooled=True)
     assert callable(form)
-    found = form(fitted, model, population, train, steps=3)
-    assert found.networks == fitted.networks == 4
+    found = form(model, fitted, population, train, steps=3)
+    assert found.storage == fitted.storage == 4
     assert not torch.equal(found.components[0].centre, fitted.components[0].centre)
 
 
@@ -234,7 +248,7 @@ def test_weights_without_spread_keep_none() -> None:
     stacked["2.bias"] = stacked["2.bias"][:1].expand(60, 3).clone()
     population = Population.from_stacked(stacked)
     refined = refine(
-        fit(population), model, population, torch.randn(50, 2, generator=torch.Generator().manual_seed(0)), steps=5
+        model, fit(population), population, torch.randn(50, 2, generator=torch.Generator().manual_seed(0)), steps=5
     )
     assert not refined.std["2.bias"].any() and refined.std["0.bias"].all()
 
@@ -266,18 +280,18 @@ def test_buffers_ties_and_tokens() -> None:
         states.append(state)
     population = Population.from_states(states)
     tokens = torch.randint(5, (40,), generator=generator)
-    refined = refine(fit(population, model=model), model, population, tokens, steps=5)
+    refined = refine(model, fit(population, model=model), population, tokens, steps=5)
     drawn = refined.draw(3, generator, statistics=False)
     assert torch.equal(drawn.tensor("embedding.weight"), drawn.tensor("head.weight"))
     assert bool((drawn.tensor("norm.running_var") > 0).all())
-    assert surroundings(tokens, noise=2.0, mixed=2, generator=generator) is tokens
+    assert augment(tokens, noise=2.0, mixed=2, generator=generator) is tokens
 
 
 def test_surroundings_of_several_inputs() -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(400, 3, generator=generator), torch.randn(400, 2, 2, generator=generator)
     given = {"x": x, "y": y, "ids": torch.arange(400)}
-    found = surroundings(given, noise=1.5, mixed=1, generator=generator)
+    found = augment(given, noise=1.5, mixed=1, generator=generator)
     assert isinstance(found, dict) and {len(value) for value in found.values()} == {1200}
     assert torch.equal(found["x"][:400], x) and torch.equal(found["ids"][400:800], given["ids"])
     # noise: variance (1.5 s u)^2 over examples with u uniform, so 1.5^2 s^2 / 3
@@ -296,7 +310,7 @@ def test_surroundings_of_several_inputs() -> None:
 def test_half_precision_stays_half(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
     model, population, train, _ = problem
     half = population.to(dtype=torch.float16)
-    refined = refine(fit(half), model, half, train, steps=3)
+    refined = refine(model, fit(half), half, train, steps=3)
     assert {value.dtype for value in refined.mean.values()} == {torch.float16}
     assert {value.dtype for value in refined.draw(2, torch.Generator()).stacked().values()} == {torch.float16}
 
@@ -327,9 +341,8 @@ def test_models_that_cannot_be_vectorised_are_run_one_by_one() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"stepz": 3}, "did you mean 'steps'"),
-        ({"steps": 0}, "steps >= 1"),
-        ({"rate": 0.0}, "rate > 0"),
+        ({"steps": 0}, "steps to be a whole number >= 1"),
+        ({"lr": 0.0}, "lr > 0"),
         ({"start": float("nan")}, "start > 0"),
         ({"output": "logits"}, '"values"'),
     ],
@@ -339,7 +352,7 @@ def test_bad_options_are_refused(
 ) -> None:
     model, population, train, _ = problem
     with pytest.raises(InputError, match=words):
-        refine(fit(population), model, population, train, **options)  # type: ignore[arg-type]
+        refine(model, fit(population), population, train, **options)  # type: ignore[arg-type]
 
 
 def test_other_shapes_and_models_are_refused(problem: tuple[nn.Module, Population, Tensor, Tensor]) -> None:
@@ -348,14 +361,14 @@ def test_other_shapes_and_models_are_refused(problem: tuple[nn.Module, Populatio
     size = fitted.layout.size
     full = Posterior.equal([Gaussian(torch.zeros(size), Full(torch.eye(size)))], fitted.layout, [{}])
     with pytest.raises(InputError, match="diagonal or low-rank"):
-        refine(full, model, population, train)
+        refine(model, full, population, train)
     with pytest.raises(SpecError):
-        refine(fitted, nn.Linear(2, 3), population, train)
+        refine(nn.Linear(2, 3), fitted, population, train)
 
 
 def test_one_width_per_tensor_only() -> None:
-    bell = Bell(torch.ones(5), torch.ones(5), torch.ones(5, 1))
+    bell = DiagLowRank(torch.ones(5), torch.ones(5), torch.ones(5, 1))
     coordinates = FlatLayout(("a", "b"), spec_of({"a": torch.zeros(2), "b": torch.zeros(3)}), {})
     shape = LowRank(bell.scale, bell.factor)
-    moving = RefinedParameters(Posterior.equal([Gaussian(bell.centre, shape)], coordinates, [{}]), Widths, 0.5)
+    moving = RefinedParameters(Posterior.equal([Gaussian(bell.centre, shape)], coordinates, [{}]), ScaleParameters, 0.5)
     assert [len(parameter) for parameter in moving.parameters] == [2, 2]

@@ -9,7 +9,7 @@ from torch import Tensor
 from onebasin.population.population import Population
 from onebasin.posterior.fit import fit
 from onebasin.posterior.gaussian import LowRank
-from onebasin.posterior.moments import leading_factor
+from onebasin.posterior.moments import RowMatrix, leading_factor
 from onebasin.posterior.posterior import Posterior
 
 
@@ -26,7 +26,7 @@ def planted(members: int, size: int, values: Tensor, seed: int = 0) -> Tensor:
 
 
 def factor_of(posterior: Posterior) -> Tensor:
-    shape = posterior.components[0].shape
+    shape = posterior.components[0].covariance
     assert isinstance(shape, LowRank)
     return shape.factor
 
@@ -46,7 +46,7 @@ def test_small_populations_are_exact(members: int, size: int, rank: int, seed: i
     assert factor.shape == (size, min(rank, members - 1))
     torch.testing.assert_close(factor @ factor.T, best(centred, rank), rtol=1e-9, atol=1e-9)
     exact = torch.cov(rows.T, correction=1).reshape(size, size)
-    made = found.components[0].shape
+    made = found.components[0].covariance
     torch.testing.assert_close(made.std(), exact.diagonal().sqrt(), rtol=1e-9, atol=1e-9)
     if rank >= members - 1:
         torch.testing.assert_close(factor @ factor.T, exact, rtol=1e-9, atol=1e-9)
@@ -112,10 +112,10 @@ def test_rows_are_read_as_often_as_promised_and_never_held_together() -> None:
 
     for passes in (0, 2):
         readings = 0
-        found = leading_factor(read, (64, 50), 6, degrees=63, oversample=4, passes=passes, like=rows, seed=0)
+        found = leading_factor(RowMatrix(read), (64, 50), 6, degrees=63, oversample=4, passes=passes, like=rows, seed=0)
         assert readings == 3 + passes
         assert found.shape == (50, 6)
-    exact = leading_factor(read, (64, 50), 70, degrees=63, oversample=0, passes=0, like=rows, seed=0)
+    exact = leading_factor(RowMatrix(read), (64, 50), 70, degrees=63, oversample=0, passes=0, like=rows, seed=0)
     torch.testing.assert_close(exact @ exact.T, rows.T @ rows / 63)
 
 

@@ -45,10 +45,10 @@ def test_a_spread_from_another_basin_is_brought_home(
     away = carried(own, symmetry.random(7), symmetry)
     found = stitch(own, away, symmetry, by=by)
     assert torch.equal(found.components[0].centre, own.components[0].centre)
-    for name, value in own.components[0].shape.tensors().items():
-        torch.testing.assert_close(found.components[0].shape.tensors()[name], value)
-    blind = Gaussian(own.components[0].centre, away.components[0].shape)
-    assert not torch.allclose(blind.shape.std(), own.components[0].shape.std())
+    for name, value in own.components[0].covariance.tensors().items():
+        torch.testing.assert_close(found.components[0].covariance.tensors()[name], value)
+    blind = Gaussian(own.components[0].centre, away.components[0].covariance)
+    assert not torch.allclose(blind.covariance.std(), own.components[0].covariance.std())
     assert found.provenance["stitch"]["mean of"] == {"seed": 1}
 
 
@@ -57,14 +57,14 @@ def test_a_given_element_is_used(model: nn.Module, symmetry: ob.Symmetry) -> Non
     element = symmetry.random(3)
     found = stitch(own, other, symmetry, element=element)
     moved = carried(other, element, symmetry)
-    assert torch.equal(found.components[0].shape.std(), moved.components[0].shape.std())
+    assert torch.equal(found.components[0].covariance.std(), moved.components[0].covariance.std())
 
 
 def test_distance_in_a_common_basin_is_that_before_the_move(model: nn.Module, symmetry: ob.Symmetry) -> None:
     p = posterior(model, 1)
     near = posterior(model, 1)
     centre = near.components[0].centre + 0.02 * torch.randn(p.layout.size, generator=seeded(9), dtype=torch.float64)
-    near = Posterior((Gaussian(centre, near.components[0].shape),), near.weights, near.layout, near.rest)
+    near = Posterior((Gaussian(centre, near.components[0].covariance),), near.weights, near.layout, near.buffers)
     exact = kl(p, near), wasserstein2(p, near)
     found = distance(p, carried(near, symmetry.random(4), symmetry), symmetry)
     assert float(found.kl_after) == pytest.approx(float(exact[0]), rel=1e-9)

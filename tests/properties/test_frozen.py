@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import onebasin as ob
 from onebasin.errors import InputError, SymmetryError
 from onebasin.functional.call import global_seed
-from onebasin.posterior.layout import uncertain
+from onebasin.posterior.layout import flat_layout
 from onebasin.state import state_of, trained_parameters
 from tests.judging import numbers
 from tests.models import BATTERY, Case
@@ -217,7 +217,7 @@ def test_every_verb_agrees_on_what_is_trained() -> None:
     population = ob.Population.from_states(members(model.double(), frozen, 6))
     expected = ("2.weight", "2.bias", "4.weight", "4.bias")
     assert trained_parameters(model) == expected
-    for layout in (uncertain(population, model), uncertain(population)):
+    for layout in (flat_layout(population, model), flat_layout(population)):
         assert layout.names == expected
     fitted = ob.fit(population, model=model)
     assert all(float(fitted.std[name].abs().max()) == 0 for name in frozen)
@@ -225,15 +225,15 @@ def test_every_verb_agrees_on_what_is_trained() -> None:
                for name in frozen)  # fmt: skip
     symmetry = ob.discover(model, torch.zeros(2, 3).double())
     for options in ({"symmetry": symmetry}, {}):
-        compared = ob.discrepancy(population[:3], population[3:], permutations=0, resamples=0, **options)
+        compared = ob.discrepancy(population[:3], population[3:], permutations=0, n_resamples=0, **options)
         assert tuple(compared.raw.layers) == expected
     assert set(ob.prune(fitted, keep=0.5).tensors) == set(expected)
 
 
 def test_one_network_or_equal_networks_have_no_constants() -> None:
     state = state_of(perceptron())
-    assert uncertain(ob.Population.from_states([state])).names == tuple(state)
-    assert uncertain(ob.Population.from_states([state, state])).names == tuple(state)
+    assert flat_layout(ob.Population.from_states([state])).names == tuple(state)
+    assert flat_layout(ob.Population.from_states([state, state])).names == tuple(state)
 
 
 def test_older_files_are_read_and_impossible_ones_refused() -> None:

@@ -1,4 +1,4 @@
-"""Running summaries of thousands of networks: against all of them at once."""
+"""Averages of predictions that are streamed over networks: against all of them at once."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from torch import nn
 
 from onebasin.errors import InputError
 from onebasin.population.population import Population
-from onebasin.posterior.predictive import predict, summarise
+from onebasin.posterior.predict import Predictive, PredictOptions, predict
 
 INPUTS = torch.randn(9, 4, generator=torch.Generator().manual_seed(1))
 MODEL = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
@@ -29,7 +29,7 @@ def population_of(members: int, seed: int = 0, size: float = 1.0) -> Population:
 def test_a_summary_is_that_of_all_members_at_once(members: int, chunk: int, size: float) -> None:
     population = population_of(members, size=size)
     every = predict(MODEL, population, INPUTS)
-    found = summarise(MODEL, population, INPUTS, chunk=chunk)
+    found = Predictive.of(MODEL, population, INPUTS, PredictOptions(chunk=chunk))
     entropies = torch.distributions.Categorical(every).entropy()
     assert found.members == members
     torch.testing.assert_close(found.mean, every.mean(0), rtol=1e-10, atol=1e-14)
@@ -42,13 +42,32 @@ def test_a_summary_is_that_of_all_members_at_once(members: int, chunk: int, size
 
 @settings(max_examples=15, deadline=None)
 @given(first=st.integers(1, 6), second=st.integers(1, 6), output=st.sampled_from(["probabilities", "values"]))
-def test_merged_summaries_are_that_of_both_populations(first: int, second: int, output: str) -> None:
+def test_networks_are_added_in_blocks_of_any_size(first: int, second: int, output: str) -> None:
     population = population_of(first + second)
-    parts = [summarise(MODEL, population[rows], INPUTS, output=output) for rows in (slice(first), slice(first, None))]
-    whole, merged = summarise(MODEL, population, INPUTS, output=output), parts[0].merge(parts[1])
-    for name in ("mean", "deviations", "expected_entropy"):
-        torch.testing.assert_close(getattr(merged, name), getattr(whole, name), rtol=1e-10, atol=1e-13)
-    assert merged.members == first + second
+    logits = predict(MODEL, population, INPUTS, output="logits")
+    blocks, whole = Predictive(output), Predictive.of(MODEL, population, INPUTS, output=output)
+    for block in (logits[:first], logits[first:]):
+        blocks.add(block)
+    assert blocks.members == whole.members == first + second
+    assert torch.equal(blocks.mean, whole.mean) and torch.equal(blocks.variance(0), whole.variance(0))
+    if output == "probabilities":
+        assert torch.equal(blocks.log_mean, whole.log_mean)
+        torch.testing.assert_close(whole.log_mean, whole.mean.log(), rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(whole.logits, logits.mean(0), rtol=1e-10, atol=1e-12)
+
+
+def test_the_mean_alone_is_that_of_what_predict_returns() -> None:
+    population = population_of(7).to(dtype=torch.float32)
+    for output in ("probabilities", "values"):
+        every = predict(MODEL, population, INPUTS, output=output)
+        alone = Predictive.of(MODEL, population, INPUTS, output=output, mean_only=True).mean
+        torch.testing.assert_close(alone, every.double().mean(0), rtol=1e-14, atol=1e-15)
+    layer = nn.Linear(1, 1)  # a mean of infinite values is infinite, not NaN
+    weights = {"weight": torch.zeros(3, 1, 1), "bias": torch.tensor([[torch.inf], [1.0], [2.0]])}
+    assert (
+        float(predict(layer, Population.from_stacked(weights), torch.zeros(1, 1), output="values", average=True))
+        == torch.inf
+    )
 
 
 def test_values_far_from_zero_keep_their_variance() -> None:
@@ -56,31 +75,30 @@ def test_values_far_from_zero_keep_their_variance() -> None:
     layer = nn.Linear(1, 1)
     bias = 1e8 + torch.tensor([[-1.0], [0.0], [1.0]], dtype=torch.float64)
     population = Population.from_stacked({"weight": torch.zeros(3, 1, 1, dtype=torch.float64), "bias": bias})
-    found = summarise(layer, population, torch.zeros(2, 1), output="values")
+    found = Predictive.of(layer, population, torch.zeros(2, 1), output="values")
     torch.testing.assert_close(found.variance(), torch.ones(2, 1, dtype=torch.float64), rtol=1e-12, atol=0)
-    assert found.expected_entropy is None
 
 
 def test_equal_networks_have_no_mutual_information() -> None:
     population = population_of(1)[[0] * 7].to(dtype=torch.float32)
-    found = summarise(MODEL, population, INPUTS)
+    found = Predictive.of(MODEL, population, INPUTS)
     assert float(found.mutual_information.max()) < 1e-13
     assert float(found.variance().max()) < 1e-28
 
 
 def test_what_is_refused() -> None:
-    values = summarise(MODEL, population_of(1), INPUTS, output="values")
-    with pytest.raises(InputError, match='summarise with output="probabilities"'):
-        _ = values.mutual_information
+    values = Predictive.of(MODEL, population_of(1), INPUTS, output="values")
+    for name in ("mutual_information", "entropy", "expected_entropy", "log_mean", "logits"):
+        with pytest.raises(InputError, match='predict with output="probabilities"'):
+            getattr(values, name)
+    with pytest.raises(InputError, match="at least one network to average over"):
+        _ = Predictive().mean
     with pytest.raises(InputError, match="at least 2 networks, found 1"):
         values.variance()
-    with pytest.raises(InputError, match="summaries of the same predictions"):
-        values.merge(summarise(MODEL, population_of(1), INPUTS))
-    with pytest.raises(InputError, match="summaries of the same predictions"):
-        values.merge(summarise(MODEL, population_of(1), INPUTS[:4], output="values"))
-    with pytest.raises(InputError, match="did you mean 'draws'"):
-        summarise(MODEL, population_of(1), INPUTS, drawn=3)  # type: ignore[call-arg]
     broken = {name: value.clone() for name, value in population_of(3).stacked().items()}
     broken["2.bias"][2] = torch.nan
     with pytest.raises(InputError, match="found NaN from network 2"):
-        summarise(MODEL, Population.from_stacked(broken), INPUTS)
+        Predictive.of(MODEL, Population.from_stacked(broken), INPUTS)
+    broken["2.bias"][2] = torch.inf
+    with pytest.raises(InputError, match="found infinity from network 2"):
+        Predictive.of(MODEL, Population.from_stacked(broken), INPUTS, output="values")
