@@ -1,4 +1,10 @@
-"""Bytes on disk: atomic writes, tensor files, checksums, locks, integrity."""
+"""Bytes on disk: atomic writes, locks, checksums, journals, integrity, tensor files.
+
+What needs torch is imported when it is first asked for: reports are written without it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from onebasin.storage.atomic import (
     TEMPORARY,
@@ -9,29 +15,36 @@ from onebasin.storage.atomic import (
     need_space,
     publish,
     real_path,
+    rename_folder,
     sync_folder,
     temporary_beside,
     whole_folder,
+    write_text,
 )
-from onebasin.storage.checksum import chunks, fold, sealed, sha256_of
-from onebasin.storage.integrity import DAMAGED, NOTE, WHOLE, Finding, Tally, looked_at, sentences, tally, unfinished
-from onebasin.storage.lock import HeldElsewhere, held
-from onebasin.storage.tar_stream import RATIO, files_in, is_foreign, leads_out
-from onebasin.storage.tensor_file import (
-    CHECKSUMS,
-    CODES,
-    TENSORS,
-    TensorFile,
-    bytes_of,
-    expected_checksums,
-    is_usual,
-    map_tensors,
-    read_header,
-    read_tensors,
-    tensor_problems,
-    write_tensors,
-)
-from onebasin.storage.torch_file import check_plain, check_torch_file
+from onebasin.storage.checksum import chunks, digest, fingerprint, fold, seal
+from onebasin.storage.integrity import DAMAGED, NOTE, WHOLE, Finding, Tally, finding_of, sentences, tally, unfinished
+from onebasin.storage.journal import check_same_run, read_json, write_json
+from onebasin.storage.lock import LockedElsewhere, file_lock
+from onebasin.storage.tar_stream import RATIO, is_windows_path, leads_out, tar_files
+
+if TYPE_CHECKING:
+    from onebasin.storage.tensor_file import (
+        CHECKSUMS,
+        CODES,
+        TENSORS,
+        TensorFile,
+        bytes_of,
+        expected_checksums,
+        is_usual,
+        map_tensors,
+        read_header,
+        read_tensors,
+        tensor_problems,
+        write_tensors,
+    )
+    from onebasin.storage.torch_file import check_pickle, check_plain, check_torch_file
+
+held, HeldElsewhere, looked_at = file_lock, LockedElsewhere, finding_of  # old names, until the branches are merged
 
 __all__ = [
     "CHECKSUMS",
@@ -43,39 +56,53 @@ __all__ = [
     "TENSORS",
     "WHOLE",
     "Finding",
-    "HeldElsewhere",
+    "LockedElsewhere",
     "Tally",
     "TensorFile",
     "bytes_of",
+    "check_pickle",
     "check_plain",
+    "check_same_run",
     "check_torch_file",
     "chunks",
+    "digest",
     "disk_errors",
     "expected_checksums",
-    "files_in",
+    "file_lock",
+    "finding_of",
+    "fingerprint",
     "fold",
-    "held",
-    "is_foreign",
     "is_taken",
     "is_usual",
+    "is_windows_path",
     "leads_out",
     "leftovers",
-    "looked_at",
     "make_folder",
     "map_tensors",
     "need_space",
     "publish",
     "read_header",
+    "read_json",
     "read_tensors",
     "real_path",
-    "sealed",
+    "rename_folder",
+    "seal",
     "sentences",
-    "sha256_of",
     "sync_folder",
     "tally",
+    "tar_files",
     "temporary_beside",
     "tensor_problems",
     "unfinished",
     "whole_folder",
+    "write_json",
     "write_tensors",
+    "write_text",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    file = "torch_file" if name.startswith("check_") else "tensor_file"
+    return getattr(import_module(f"{__name__}.{file}"), name)

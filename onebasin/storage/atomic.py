@@ -1,4 +1,4 @@
-"""Write a file so that it is either whole or not there: temporary name, fsync, publish, fsync of the folder."""
+"""Files and folders that appear whole or not at all: temporary name, fsync, rename, fsync of the folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def real_path(path: Path) -> Path:
 
 @contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Translate refusals of the disk into `DiskError`."""
+    """Raise refusals of the disk as `DiskError` with a remedy."""
     try:
         yield
     except OSError as error:
@@ -75,13 +75,19 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in a folder durable, where the system can."""
+    """Write the names in a folder to the disk, where the system can."""
     with suppress(OSError, AttributeError):  # Windows cannot open a folder
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def write_text(path: Path, text: str, *, replace: bool = True) -> None:
+    """Create or replace a text file; readers see the old one or the new one."""
+    make_folder(path.parent)
+    publish(path, lambda file: file.write(text.encode()), replace=replace)
 
 
 def publish(path: Path, write: Callable[[BinaryIO], object], *, size: int = 0, replace: bool = False) -> None:
@@ -98,7 +104,7 @@ def publish(path: Path, write: Callable[[BinaryIO], object], *, size: int = 0, r
     try:
         with disk_errors(path):
             with temporary.open("xb") as file:
-                reserve(file, size)
+                _reserve(file, size)
                 with _early_sync(file):
                     write(file)
                 file.flush()
@@ -113,7 +119,7 @@ def publish(path: Path, write: Callable[[BinaryIO], object], *, size: int = 0, r
     sync_folder(path.parent)
 
 
-def reserve(file: BinaryIO, size: int) -> None:
+def _reserve(file: BinaryIO, size: int) -> None:
     """Reserve room for a file, where the system can."""
     if size and hasattr(os, "posix_fallocate"):
         try:
@@ -159,13 +165,13 @@ def _claim(temporary: Path, path: Path) -> None:
 
 
 def is_taken(path: Path) -> bool:
-    """Whether something stands where a new folder should: anything but an empty folder."""
+    """Whether `path` exists and is anything but an empty folder."""
     return path.exists() and not (path.is_dir() and not any(path.iterdir()))
 
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty folder that takes the name `path` when the block succeeds, and vanishes when it fails."""
+    """Yield an empty folder that takes the name `path` when the block succeeds, and is deleted when it fails."""
     if is_taken(path):
         raise InputError(
             f"expected a new or empty folder, but {path} exists and is not empty: "
@@ -176,11 +182,16 @@ def whole_folder(path: Path) -> Iterator[Path]:
     make_folder(temporary)
     try:
         yield temporary
-        with disk_errors(path):
-            if path.is_dir():  # empty, as checked; not every system renames onto it
-                path.rmdir()
-            os.rename(temporary, path)
+        rename_folder(temporary, path)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def rename_folder(folder: Path, path: Path) -> None:
+    """Give a finished folder its name, under which there is nothing or an empty folder."""
+    with disk_errors(path):
+        if path.is_dir():  # empty; not every system renames onto it
+            path.rmdir()
+        os.rename(folder, path)
     sync_folder(path.parent)

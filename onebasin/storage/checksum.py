@@ -1,4 +1,4 @@
-"""Checksums of bytes, at the speed of memory: what was written is what is read.
+"""Checksums of bytes at the speed of memory, and digests of files.
 
 Knows bytes only. A header keeps checksums as text: a JSON object {name: 8 hexadecimal digits}.
 """
@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ def fold(piece: memoryview, value: int) -> int:
 
 
 def checksum(view: memoryview) -> str:
-    """The checksum of bytes in memory.
+    """The checksum of bytes in memory, 8 hexadecimal digits.
 
     >>> checksum(memoryview(b"123456789"))  # fewer bytes than fill a row: CRC-32 itself
     'cbf43926'
@@ -60,41 +61,50 @@ def stored_checksum(path: Path, offset: int, nbytes: int) -> str:
     return "cut off" if left else f"{value:08x}"
 
 
-def sha256_of(path: Path) -> str:
-    """The digest by which others know a file."""
+def digest(path: Path, algorithm: str = "sha256") -> str:
+    """The hexadecimal digest of a file, by the name of a hash function."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
-def sealed(texts: Mapping[str, str]) -> dict[str, str]:
+def fingerprint(value: Any) -> str:
+    """The SHA-256 of a value that JSON can hold; equal values have equal fingerprints, in whatever order of keys.
+
+    >>> fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
+    True
+    """
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def seal(texts: Mapping[str, str]) -> dict[str, str]:
     """Texts of a header, and with them a checksum of them all under "seal"."""
-    return {**texts, _SEAL: _seal(texts)}
+    return {**texts, _SEAL: _seal_of(texts)}
 
 
-def unbroken(texts: Mapping[str, str]) -> bool:
+def has_valid_seal(texts: Mapping[str, str]) -> bool:
     """Whether texts are those that were sealed; those without a seal are taken as they are.
 
-    >>> told = sealed({"draw": "3"})
-    >>> unbroken(told), unbroken({**told, "draw": "2"}), unbroken({"draw": "2"})
+    >>> texts = seal({"draw": "3"})
+    >>> has_valid_seal(texts), has_valid_seal({**texts, "draw": "2"}), has_valid_seal({"draw": "2"})
     (True, False, True)
     """
-    return _SEAL not in texts or texts[_SEAL] == _seal(texts)
+    return _SEAL not in texts or texts[_SEAL] == _seal_of(texts)
 
 
-def _seal(texts: Mapping[str, str]) -> str:
-    told = sorted((name, text) for name, text in texts.items() if name != _SEAL)
-    return f"{zlib.crc32(json.dumps(told).encode()):08x}"
+def _seal_of(texts: Mapping[str, str]) -> str:
+    pairs = sorted((name, text) for name, text in texts.items() if name != _SEAL)
+    return f"{zlib.crc32(json.dumps(pairs).encode()):08x}"
 
 
 def checksums_from(text: str) -> Mapping[str, str] | None:
-    """What a header says, None where it is not name -> text.
+    """The checksums in a header, None where its text is not name -> text.
 
     >>> checksums_from('{"w": "00ff00ff"}'), checksums_from("[1]"), checksums_from("{")
     ({'w': '00ff00ff'}, None, None)
     """
     try:
-        found = json.loads(text)
+        checksums = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    whole = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
-    return found if whole else None
+    valid = isinstance(checksums, dict) and all(isinstance(value, str) for value in checksums.values())
+    return checksums if valid else None

@@ -1,4 +1,4 @@
-"""What a look at files finds: one entry per file, whole or not, in words that say what to do."""
+"""The findings of an inspection: one per file, whole or damaged, with a sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WHOLE, NOTE, DAMAGED = "whole", "note", "damaged"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """What the inspection of one file found.
 
     Attributes:
         path: the file, or the folder where something is missing.
@@ -31,20 +31,20 @@ class Finding:
     members: int | None = 0
 
     def to_json(self) -> dict[str, object]:
-        """For machines."""
+        """The fields as JSON can hold them."""
         return {**vars(self), "path": str(self.path)}
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What findings mean for the networks.
+    """How many networks and files are whole or damaged.
 
     Attributes:
-        networks: that are whole.
-        lost: in damaged files, as far as these say it.
-        files: with which they are lost.
-        unknown: how many of these files do not say it.
-        damaged: everything that is damaged, with or without networks.
+        networks: networks that are whole.
+        lost: networks in damaged files, as far as these say it.
+        files: damaged files with networks.
+        unknown: damaged files that do not say how many networks they hold.
+        damaged: all damaged files, with or without networks.
     """
 
     networks: int
@@ -55,7 +55,7 @@ class Tally:
 
 
 def tally(findings: Sequence[Finding]) -> Tally:
-    """Count.
+    """Count the networks and files of findings.
 
     >>> tally([Finding(Path("a"), "shard", members=3), Finding(Path("b"), "shard", DAMAGED, "It is cut off.", None)])
     Tally(networks=3, lost=0, files=1, unknown=1, damaged=1)
@@ -71,8 +71,8 @@ def tally(findings: Sequence[Finding]) -> Tally:
     )
 
 
-def looked_at(path: Path, kind: str, look: Callable[[], Finding]) -> Finding:
-    """What `look` finds; whatever it refuses is damage, and nobody knows to how many networks."""
+def finding_of(path: Path, kind: str, look: Callable[[], Finding]) -> Finding:
+    """The finding that `look` returns; an error of it is damage, to an unknown number of networks."""
     try:
         return look()
     except (OnebasinError, OSError) as error:
@@ -93,5 +93,5 @@ def unfinished(folder: Path, concerns: Callable[[Path], bool] = lambda path: Tru
 
 
 def sentences(findings: Iterable[Finding]) -> list[str]:
-    """What is to be said of all that is not whole."""
+    """The sentences of all findings that have one."""
     return [finding.sentence for finding in findings if finding.sentence]

@@ -1,4 +1,4 @@
-"""Files in a tar archive of a stranger, one after the other, without writing any of them to the disk.
+"""Read the files of an untrusted tar archive one after the other, without writing any of them to the disk.
 
 The archive is read once from its beginning. What has no place in an archive of networks is refused before it is read:
 links, devices, sparse files, names that lead out of a folder. An archive that unpacks to far more than it weighs is
@@ -23,7 +23,7 @@ _LONGEST = 1024  # letters of a name
 _BLOCK = 512  # bytes: tar's unit; an archive ends with at least one of zeros
 
 
-def files_in(path: Path, *, ratio: float = RATIO) -> Iterator[tuple[str, bytes]]:
+def tar_files(path: Path, *, ratio: float = RATIO) -> Iterator[tuple[str, bytes]]:
     """Yield the name and the content of every regular file, in the order of the archive.
 
     Args:
@@ -73,8 +73,8 @@ def leads_out(name: str) -> bool:
     return name.startswith("/") or ".." in PurePosixPath(name).parts or "\0" in name
 
 
-def is_foreign(name: str) -> bool:
-    """Whether a name would be read in another way by another system."""
+def is_windows_path(name: str) -> bool:
+    """Whether a name has a drive or a backslash, which another system would read in another way."""
     return bool(PureWindowsPath(name).drive) or "\\" in name
 
 
@@ -87,7 +87,7 @@ def _wanted(member: tarfile.TarInfo, path: Path) -> bool:
         raise UnsafeFileError(
             f"a member of {path} has a name of {len(member.name):,} letters, expected at most {_LONGEST}: {_DISTRUST}"
         )
-    if is_foreign(member.name):
+    if is_windows_path(member.name):
         raise UnsafeFileError(f"{where} has a name of another system, expected folders divided by /: {_DISTRUST}")
     if member.isdir():
         return False
@@ -97,32 +97,31 @@ def _wanted(member: tarfile.TarInfo, path: Path) -> bool:
     return True
 
 
-_DISTRUST = "ask whoever made the archive for another one"
+_DISTRUST = "ask its author for another archive"
 
 
 class _Limited:
     """A stream that gives up after so many bytes, and remembers the last ones."""
 
     def __init__(self, stream: IO[bytes], path: Path, limit: float) -> None:
-        """Nothing is read yet."""
         self.stream, self.path, self.left, self.last = stream, path, limit, b""
 
     def read(self, size: int) -> bytes:
         """At most `size` bytes."""
-        found = self.stream.read(size)
-        self.left -= len(found)
+        content = self.stream.read(size)
+        self.left -= len(content)
         if self.left < 0:
             raise UnsafeFileError(
                 f"{self.path} unpacks to far more than its {self.path.stat().st_size:,} bytes should hold, expected at "
                 f"most {RATIO} times as much: {_DISTRUST}, or unpack it yourself and open the folder"
             )
-        self.last = (self.last + found)[-_BLOCK:]
-        return found
+        self.last = (self.last + content)[-_BLOCK:]
+        return content
 
     def end(self) -> None:
         """Read what is behind the archive, so that checksums are compared, and see that its end was there."""
-        while rest := self.read(1 << 20):
-            if rest.strip(b"\0"):
+        while trailing := self.read(1 << 20):
+            if trailing.strip(b"\0"):
                 raise EOFError("something follows its end")
         if self.last.strip(b"\0"):
             raise EOFError("its end is missing")

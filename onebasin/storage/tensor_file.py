@@ -1,4 +1,4 @@
-"""Map tensors of a safetensors file into memory.
+"""Safetensors files: headers, tensors mapped into memory, checksums per tensor.
 
 Knows bytes, names and offsets; knows nothing of members, manifests or networks. A file is mapped anew for each
 request: no handle stays open, and what holds a `TensorFile` can be sent to another process. Files of ours carry a
@@ -21,7 +21,7 @@ from torch import Tensor
 from onebasin.errors import StorageError
 from onebasin.state import Spec, State, TensorSpec
 from onebasin.storage.atomic import publish
-from onebasin.storage.checksum import checksum, checksums_from, sealed, stored_checksum, unbroken
+from onebasin.storage.checksum import checksum, checksums_from, has_valid_seal, seal, stored_checksum
 
 CHECKSUMS = "checksums"  # in the metadata of files of ours: a JSON object {name: 8 hexadecimal digits}
 
@@ -101,7 +101,7 @@ def read_header(path: Path) -> TensorFile:
             "that belong together before they are saved"
         )
     entries = {name: _entry(path, name, fields, 8 + length) for name, fields in header.items()}
-    path = path.absolute()  # whoever reads it later may be in another folder
+    path = path.absolute()  # a process in another folder may read it later
     return TensorFile(path, path.stat().st_size, {key: str(value) for key, value in metadata.items()}, entries)
 
 
@@ -136,13 +136,13 @@ def map_tensors(file: TensorFile, names: Iterable[str]) -> State:
     """
     names = list(names)
     try:
-        found = file.path.stat()
-        if found.st_size != file.nbytes:
+        status = file.path.stat()
+        if status.st_size != file.nbytes:
             raise StorageError(
-                f"{file.path} had {file.nbytes:,} bytes when it was opened and has {found.st_size:,} now: "
+                f"{file.path} had {file.nbytes:,} bytes when it was opened and has {status.st_size:,} now: "
                 "restore it from a copy, or open the population again"
             )
-        _verify(file, names, found)
+        _verify(file, names, status)
         content = torch.from_file(str(file.path), shared=False, size=file.nbytes, dtype=torch.uint8)
     except (OSError, RuntimeError) as error:
         raise StorageError(
@@ -153,33 +153,33 @@ def map_tensors(file: TensorFile, names: Iterable[str]) -> State:
 
 
 def expected_checksums(file: TensorFile) -> Mapping[str, str]:
-    """What the header of a file of ours says of its tensors; nothing for files of others, which have no checksums.
+    """The checksums in the header of a file of ours by tensor; none for files of others.
 
     Raises:
         StorageError: when that part of the header is damaged.
     """
     if "onebasin" not in file.metadata or CHECKSUMS not in file.metadata:
         return {}
-    found = checksums_from(file.metadata[CHECKSUMS])
-    if found is None or not found.keys() <= file.entries.keys() or not unbroken(file.metadata):
+    checksums = checksums_from(file.metadata[CHECKSUMS])
+    if checksums is None or not checksums.keys() <= file.entries.keys() or not has_valid_seal(file.metadata):
         raise StorageError(
             f"the header of {file.path} does not match its checksum: restore the file from a copy, or move it away to "
             "go on without it"
         )
-    return found
+    return checksums
 
 
 def tensor_problems(file: TensorFile, names: Iterable[str] | None = None) -> list[str]:
     """Compare tensors on the disk with their checksums; return one sentence per difference."""
-    told = expected_checksums(file)
-    wanted = told if names is None else [name for name in names if name in told]
+    expected = expected_checksums(file)
+    wanted = expected if names is None else [name for name in names if name in expected]
     problems = []
     for name in wanted:
         entry = file.entries[name]
-        found = stored_checksum(file.path, entry.offset, entry.spec.nbytes)
-        if found != told[name]:
+        actual = stored_checksum(file.path, entry.offset, entry.spec.nbytes)
+        if actual != expected[name]:
             problems.append(
-                f"{file.path}: tensor {name} does not match its checksum (stored {told[name]}, found {found}): "
+                f"{file.path}: tensor {name} does not match its checksum (stored {expected[name]}, found {actual}): "
                 "restore the file from a copy, or move it away to go on without it"
             )
     return problems
@@ -188,9 +188,9 @@ def tensor_problems(file: TensorFile, names: Iterable[str] | None = None) -> lis
 _VERIFIED: dict[tuple[str, int, int, int], set[str]] = {}  # (path, inode, size, time) -> tensors found whole
 
 
-def _verify(file: TensorFile, names: list[str], found: os.stat_result) -> None:
+def _verify(file: TensorFile, names: list[str], status: os.stat_result) -> None:
     """Compare tensors with their checksums unless this process has done so since the file was last written."""
-    known = _VERIFIED.setdefault((str(file.path), found.st_ino, found.st_size, found.st_mtime_ns), set())
+    known = _VERIFIED.setdefault((str(file.path), status.st_ino, status.st_size, status.st_mtime_ns), set())
     if fresh := [name for name in names if name not in known]:
         if problems := tensor_problems(file, fresh):
             raise StorageError(problems[0])
@@ -208,7 +208,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     # Copies, because the format refuses tensors that share memory, as views of one stack do.
     copies = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     sums = {name: checksum(bytes_of(value)) for name, value in copies.items()}
-    content = save(copies, sealed({"onebasin": "tensors", **facts, CHECKSUMS: json.dumps(sums)}))
+    content = save(copies, seal({"onebasin": "tensors", **facts, CHECKSUMS: json.dumps(sums)}))
     publish(path, lambda file: file.write(content), size=len(content), replace=True)
 
 

@@ -1,6 +1,7 @@
-"""Are the tensors of a torch file what they weigh? A pickle without code can still describe what no machine holds.
+"""Checks of a torch file that its reader could hang, crash or run out of memory on, though it runs no code.
 
-A view may repeat one stored number 2**40 times, a tensor of the device "meta" has a shape and no numbers at all.
+`check_torch_file` follows the pickle before torch reads it: containers too deep, keys that share a hash. `check_plain`
+looks at the tensors: a view may repeat one stored number 2**40 times, a tensor of the device "meta" has no numbers.
 """
 
 from __future__ import annotations
@@ -19,15 +20,11 @@ from torch import Tensor, nn
 from onebasin.errors import StorageError, UnsafeFileError
 from onebasin.storage.tensor_file import is_usual
 
-# ----------------------------------------------------------------------
-# A look at a torch file before torch reads it: is it packed as torch packs, and is its pickle that of a checkpo
-
-
-MOST = 1000  # keys or large numbers that may share a hash; checkpoints hold seeds and moments, never many
-DEPTH = 100  # of containers in containers
+_KEYS = 1000  # keys or large numbers that may share a hash; checkpoints hold seeds and moments, never many
+_DEPTH = 100  # of containers in containers
 STEPS = 6_000_000  # instructions of a pickle; a tensor takes about 45
 _PICKLE = 256 << 20  # bytes of the pickle of a checkpoint; one tensor takes about 200
-_BESIDE = 1 << 16  # bytes of an entry beside pickle and tensors
+_SMALL = 1 << 16  # bytes of an entry that is neither pickle nor tensor
 _OLD_PICKLES = 5  # at the start of an old file: magic number, version, system, content, names of storages
 
 
@@ -45,10 +42,10 @@ def check_torch_file(path: Path) -> None:
             _follow(file, _OLD_PICKLES, path)
         return
     with zipfile.ZipFile(path) as archive:
-        # Code of TorchScript is packed; nobody reads it, the reader refuses such files by their names.
+        # Code of TorchScript is packed and never read: the reader refuses such files by their names.
         entries = [entry for entry in archive.infolist() if "/code/" not in entry.filename]
         for entry in entries:
-            most = _PICKLE if entry.filename.endswith(".pkl") else _BESIDE
+            most = _PICKLE if entry.filename.endswith(".pkl") else _SMALL
             stored = entry.compress_type == zipfile.ZIP_STORED and entry.file_size == entry.compress_size
             if not stored or (entry.file_size > most and "/data/" not in entry.filename):
                 raise StorageError(
@@ -60,12 +57,23 @@ def check_torch_file(path: Path) -> None:
                 _follow(BytesIO(archive.read(entry)), 1, path)
 
 
+def check_pickle(content: bytes, where: str) -> None:
+    """Refuse a pickle that would hang its reader, or that is not whole; nothing of it is run.
+
+    Raises:
+        UnsafeFileError: it holds too many colliding keys, or containers that are too deep.
+        StorageError: it is truncated, damaged or no pickle.
+    """
+    if not _follow(BytesIO(content), 1, where):
+        raise StorageError(f"expected a whole pickle, but {where} is truncated, damaged or none: fetch it again")
+
+
 @dataclass(slots=True)
 class _Value:
     """What is known of a value that a pickle makes.
 
     Attributes:
-        hashed: it may be a key that somebody has chosen for its hash.
+        hashed: it may be a key that was chosen for its hash.
         depth: of containers in it.
         items: members, and members of members, that are `hashed`; what a set or dict made of it would have for keys.
         gathers: it is a function that makes keys of the members of its argument.
@@ -94,7 +102,8 @@ _READS = {
 }
 
 
-def _follow(file: BinaryIO, pickles: int, path: Path) -> None:
+def _follow(file: BinaryIO, pickles: int, path: Path | str) -> bool:
+    """Whether the first pickles of a file are whole; raises where they would hang their reader."""
     keys = steps = 0
     for _ in range(pickles):
         stack: list[_Value] = []
@@ -103,21 +112,22 @@ def _follow(file: BinaryIO, pickles: int, path: Path) -> None:
             for code, argument, _ in pickletools.genops(file):
                 keys += _step(code, argument, stack, memo)
                 steps += 1
-                if keys > MOST or steps > STEPS or (stack and stack[-1].depth > DEPTH):
+                if keys > _KEYS or steps > STEPS or (stack and stack[-1].depth > _DEPTH):
                     break
         except Exception:
-            return  # no pickle, or a damaged one: the reader says so
-        if keys > MOST or steps > STEPS or (stack and stack[-1].depth > DEPTH):
+            return False
+        if keys > _KEYS or steps > STEPS or (stack and stack[-1].depth > _DEPTH):
             raise UnsafeFileError(
-                f"expected tensors and settings in {path}, found {_found(keys, steps)}, which only serve to keep its "
-                "reader busy: do not use the file unless you know who made it"
+                f"expected tensors and settings in {path}, found {_excess(keys, steps)}, which only serve to keep its "
+                "reader busy: do not use the file unless you know its author"
             )
+    return True
 
 
-def _found(keys: int, steps: int) -> str:
-    if keys > MOST:
-        return f"more than {MOST:,} keys or large numbers that may share a hash"
-    return f"more than {STEPS:,} instructions" if steps > STEPS else f"containers that are {DEPTH} deep"
+def _excess(keys: int, steps: int) -> str:
+    if keys > _KEYS:
+        return f"more than {_KEYS:,} keys or large numbers that may share a hash"
+    return f"more than {STEPS:,} instructions" if steps > STEPS else f"containers that are {_DEPTH} deep"
 
 
 def _step(code: Any, argument: Any, stack: list[_Value], memo: dict[int, _Value]) -> int:
@@ -135,7 +145,7 @@ def _step(code: Any, argument: Any, stack: list[_Value], memo: dict[int, _Value]
     if name == "MARK":
         stack.append(_MARK)
         return 0
-    taken = _taken(code, stack)
+    taken = _pop(code, stack)
     if name in ("SETITEM", "SETITEMS"):
         holder, pairs = taken[0], taken[1:]
         stack.append(holder)
@@ -147,11 +157,11 @@ def _step(code: Any, argument: Any, stack: list[_Value], memo: dict[int, _Value]
         _fill(holder, taken[1:])
         return sum(one.hashed for one in taken[1:]) if name == "ADDITEMS" else 0
     if name == "FROZENSET":
-        stack.append(_made(taken))
+        stack.append(_container(taken))
         return sum(one.hashed for one in taken)
     if name in ("REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST", "BUILD"):
         called = taken[0] if taken else _PLAIN
-        stack.append(_made(taken))
+        stack.append(_container(taken))
         return sum(one.items for one in taken[1:]) if called.gathers else 0
     if name in ("GLOBAL", "STACK_GLOBAL"):
         last = str(argument).split(" ")[-1] if name == "GLOBAL" else taken[-1].text
@@ -165,11 +175,11 @@ def _step(code: Any, argument: Any, stack: list[_Value], memo: dict[int, _Value]
     if isinstance(argument, int):
         stack.append(_PLAIN)
         return int(abs(argument) >> 60 > 0)  # beyond 2**61 numbers have few different hashes
-    stack.append(_PLAIN if name in ("NONE", "NEWTRUE", "NEWFALSE") else _made(taken))
+    stack.append(_PLAIN if name in ("NONE", "NEWTRUE", "NEWFALSE") else _container(taken))
     return 0
 
 
-def _taken(code: Any, stack: list[_Value]) -> list[_Value]:
+def _pop(code: Any, stack: list[_Value]) -> list[_Value]:
     """Take from the stack what an instruction reads, in order; what lies above a mark where it reads down to one."""
     count, marked = _READS[code.name]
     above: list[_Value] = []
@@ -184,11 +194,11 @@ def _taken(code: Any, stack: list[_Value]) -> list[_Value]:
     return below + above if above else below
 
 
-def _made(parts: list[_Value]) -> _Value:
-    """A new value out of others."""
-    made = _Value()
-    _fill(made, parts)
-    return made
+def _container(parts: list[_Value]) -> _Value:
+    """A new value that holds others."""
+    container = _Value()
+    _fill(container, parts)
+    return container
 
 
 def _fill(holder: _Value, parts: list[_Value]) -> None:
@@ -198,20 +208,16 @@ def _fill(holder: _Value, parts: list[_Value]) -> None:
     holder.items += sum(one.hashed + one.items for one in parts)
 
 
-# ----------------------------------------------------------------------
-# Are the tensors of a torch file what they weigh? A pickle without code can still describe what no machine hold
-
-
-FREE = 64 << 20  # bytes that any file may describe
-TIMES = 8  # and so many times its own size: tied and repeated weights are stored once
+_FREE = 64 << 20  # bytes that any file may describe
+_TIMES = 8  # and so many times its own size: tied and repeated weights are stored once
 
 
 def check_plain(networks: Iterable[Mapping[str, Tensor]], path: Path) -> None:
     """Raise `UnsafeFileError` unless all tensors are plain ones in memory, and together about as large as the file."""
-    total, most = 0, FREE + TIMES * path.stat().st_size
+    total, most = 0, _FREE + _TIMES * path.stat().st_size
     for network in networks:
         for name, value in network.items():
-            if reason := _strangeness(name, value):
+            if reason := _unusual(name, value):
                 raise UnsafeFileError(
                     f"expected plain tensors in {path}, found {name[:80]!r} {reason}: load the file yourself, if "
                     "you trust it, and pass dense copies to Population.from_states"
@@ -224,7 +230,7 @@ def check_plain(networks: Iterable[Mapping[str, Tensor]], path: Path) -> None:
         )
 
 
-def _strangeness(name: str, value: Tensor) -> str:
+def _unusual(name: str, value: Tensor) -> str:
     if type(value) not in (Tensor, nn.Parameter):
         return f"of the class {type(value).__name__}"
     if value.is_nested or value.is_quantized or value.layout != torch.strided:  # a nested one has no shape to look at

@@ -22,14 +22,14 @@ from safetensors.torch import save, save_file
 
 from onebasin.cli.main import main
 from onebasin.errors import InputError, SpecError, StorageError, UnsafeFileError
-from onebasin.population import population as opening
+from onebasin.population import open as opening
 from onebasin.population.archive import in_order, write_archives
 from onebasin.population.import_networks import UNFINISHED, import_networks
 from onebasin.population.population import Population
 from onebasin.population.shard import read_manifest, shard_paths
 from onebasin.population.writer import PopulationWriter
 from onebasin.state import State
-from onebasin.storage.tar_stream import files_in
+from onebasin.storage import tar_files
 
 
 def network(number: int) -> State:
@@ -73,7 +73,7 @@ def layout(folder: Path) -> list[tuple[str, dict[str, object]]]:
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onebasin.population.writer._APPENDED", 4)
+    monkeypatch.setattr("onebasin.population.writer._BUFFERED", 4)
 
 
 @settings(max_examples=60, deadline=None)
@@ -142,9 +142,9 @@ def test_archives_out_of_order_are_read_again_with_a_small_buffer(
 
     def counted(path: Path, **options: float) -> Iterator[tuple[str, bytes]]:
         read.append(path)
-        return files_in(path, **options)
+        return tar_files(path, **options)
 
-    monkeypatch.setattr("onebasin.population.archive.files_in", counted)
+    monkeypatch.setattr("onebasin.population.archive.tar_files", counted)
     held = 3 * len(save(network(0)))
     monkeypatch.setattr("onebasin.population.archive.ordered_networks.__kwdefaults__", {"spec": None, "buffer": held})
     import_networks(path, tmp_path / "out")
@@ -186,7 +186,7 @@ def test_an_interrupted_import_ends_as_an_undisturbed_one(
         return progress
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onebasin.population.writer._APPENDED", 4)
+        patch.setattr("onebasin.population.writer._BUFFERED", 4)
         import_networks(source, folder / "whole")
         for stop in stops:
             seen.clear()
@@ -210,7 +210,7 @@ def test_kill_9_loses_only_what_was_in_memory(tmp_path: Path, small_shards: None
     code = (
         "import sys, time\n"
         "from onebasin.population import import_networks, writer\n"
-        "writer._APPENDED = 4\n"
+        "writer._BUFFERED = 4\n"
         "import_networks(sys.argv[1], sys.argv[2], progress=lambda done, members, doing: time.sleep(0.05))\n"
     )
     command = [sys.executable, "-c", code, str(source), str(tmp_path / "out")]
@@ -428,7 +428,7 @@ def test_ctrl_c_says_how_to_go_on(
         if int(state["steps"]) == 6:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("onebasin.population.writer._APPENDED", 4)
+    monkeypatch.setattr("onebasin.population.writer._BUFFERED", 4)
     monkeypatch.setattr(PopulationWriter, "append", interrupted)
     assert main(["import", str(source), "-o", str(tmp_path / "out")]) == 130
     assert f"out{UNFINISHED} keeps what was reached; give the same command again" in capsys.readouterr().err
