@@ -7,6 +7,7 @@ least CPU times over the turns and their ratios. CPU time rather than wall time,
 """
 
 import argparse
+import inspect
 import json
 import os
 import subprocess
@@ -96,7 +97,8 @@ def work() -> dict[str, float]:
     symmetry = ob.discover(model, x[:2])
     population = ob.Population.from_models([mlp() for _ in range(50)])
     a, b = population.member(0), population.member(1)
-    found["barrier perceptron"] = timed(lambda: ob.barrier(model, a, b, x, y, symmetry=symmetry, points=11), 5)
+    data = ((x, y),) if "data" in inspect.signature(ob.barrier).parameters else (x, y)  # 0.1 took two arguments
+    found["barrier perceptron"] = timed(lambda: ob.barrier(model, a, b, *data, symmetry=symmetry, points=11), 5)
     found["predict 50 x perceptron"] = timed(lambda: ob.predict(model, population, x), 7)
     found["fit 50 x perceptron"] = timed(lambda: ob.fit(population), 7)
     return found

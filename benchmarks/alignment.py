@@ -194,7 +194,7 @@ def mnist_table(seeds: int, quick: bool, targets: Targets) -> None:
     for a, b in zip(networks[::2], networks[1::2], strict=True):
         aligned = symmetry.apply(match(a, b, symmetry).element, b)
         for other, kept in ((b, before), (aligned, after)):
-            kept.append(barrier(model, a, other, digits.test_images, digits.test_labels, points=25).max)
+            kept.append(barrier(model, a, other, (digits.test_images, digits.test_labels), points=25).max)
     print(f"  unaligned {spread(before, 3)}\n  aligned   {spread(after, 4)}")
     targets.judge("unaligned above 0.3", f"{statistics.mean(before):.3f}", statistics.mean(before) > 0.3)
     targets.judge("aligned at most 0.02", f"{statistics.mean(after):.4f}", statistics.mean(after) <= 0.02)

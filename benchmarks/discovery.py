@@ -21,7 +21,7 @@ import onebasin as ob
 from onebasin.functional.call import call_arguments, evaluation_mode
 from onebasin.symmetry.discover import analyse
 from onebasin.symmetry.trace import trace
-from onebasin.symmetry.variants import variants
+from onebasin.symmetry.vary_inputs import variants
 from onebasin.symmetry.verify import proven
 from tests.models import BATTERY, GAPS, Case, missing
 

@@ -30,8 +30,8 @@ from onebasin.data.embedded import digits
 from onebasin.evaluation.discrepancy import NORMAL_FORMS, discrepancy
 from onebasin.evaluation.distances import BLOCK_BYTES, pair_distances
 from onebasin.functional.call import global_seed
+from onebasin.population.member_storage import FileSource
 from onebasin.population.population import Population
-from onebasin.population.sources import FileSource
 from onebasin.state import TensorSpec
 
 WIDTHS = (784, 1014, 200, 10)  # 1,001,000 weights

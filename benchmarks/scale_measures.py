@@ -28,8 +28,7 @@ from onebasin.alignment.align import align
 from onebasin.alignment.balance import balance
 from onebasin.alignment.canonical import canonicalise
 from onebasin.examples.published import optunet, resnet18, resnet20_frn_silu
-from onebasin.parallel.choose import open_executor
-from onebasin.parallel.executor import Executor
+from onebasin.parallel.executor import Executor, open_executor
 
 GROUP = Path("/sys/fs/cgroup/memory")  # of control groups, version 1
 LIMIT = 2_000_000_000
@@ -190,7 +189,7 @@ def large(members: int, workers: int) -> dict[str, Any]:
     )
     _confine()
     population = Population.open(folder)
-    places: dict[str, Any] = {"workers": workers, "memory": LIMIT}
+    places: dict[str, Any] = {"workers": workers}
     with tempfile.TemporaryDirectory(dir=CACHE) as place, watching() as (watch, found):
         with watch.step("canonicalise"):
             canonicalise(population, symmetry, path=Path(place) / "normal", **places)

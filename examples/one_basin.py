@@ -43,12 +43,12 @@ def main() -> None:
     print(found)
 
     a, b = population.member(0), population.member(1)
-    raw = ob.barrier(model, a, b, x, y)
-    aligned = ob.barrier(model, found.population.member(0), found.population.member(1), x, y)
+    raw = ob.barrier(model, a, b, (x, y))
+    aligned = ob.barrier(model, found.population.member(0), found.population.member(1), (x, y))
     print(f"loss barrier between two members: {raw.max:.3f} as trained, {aligned.max:.3f} aligned")
 
     mean = {name: population.tensor(name).mean(0) for name in population.names}
-    merged = ob.merge(population, symmetry)
+    merged = ob.merge(model, population, symmetry)
     for title, state in (("mean of the networks as trained", mean), ("mean of the aligned networks", merged)):
         right = torch.func.functional_call(model, state, x).argmax(1) == y
         print(f"{title}: {float(right.float().mean()):.3f} of the points right")

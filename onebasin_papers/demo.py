@@ -211,7 +211,7 @@ def basin_part(workspace: Workspace[DemoSettings]) -> report.Section:
     for place in range(_PAIRS):
         workspace.progress(place, _PAIRS, "walking between networks")
         a, b = members.member(2 * place % len(members)), members.member((2 * place + 1) % len(members))
-        paths.append(ob.barrier(data.model, a, b, *data.test, points=21, symmetry=symmetry(workspace)))
+        paths.append(ob.barrier(data.model, a, b, data.test, points=21, symmetry=symmetry(workspace)))
     raw = [path.max for path in paths]
     moved = [path.aligned.max for path in paths if path.aligned is not None]
     means = {

@@ -1,7 +1,19 @@
 """Matching by activations: units that do the same on the same data belong together.
 
-Unlike weights, activations of one space do not depend on the order of the others, so each space (with all that hangs
-on it) is one exact assignment on its cross-covariance.
+A reader multiplies what it reads with its weights and sums over the units, so what it reads moves with the inverse of
+its weights' factors; what a weight writes moves with its own. Hence, column (p, i) standing for unit i of copy p,
+
+    activations(g.w)[:, (p, i)] = factor[p, i]^q * activations(w)[:, (σ(p), order[p, i])],
+
+with the exponents q given beside the activations. Two things would break this rule, and spaces for which they do are
+reported instead: blocks whose insides other spaces rearrange (heads), and samples that run over units of another space
+(a token mixer sees one sample per channel). The first is read off the symmetry, the second shows in an experiment.
+Both are cured by aligning the other spaces first and naming them as `aligned`.
+
+With a(x) and b(x) the units' activations, C[i, j] = sum over samples x of a_i(x) b_j(x). The order p that maximises
+the sum of C[i, p(i)] minimises the distance between the activations, sum over x and i of (a_i(x) - b_p(i)(x))^2.
+Unlike weights, activations of one space do not depend on the order of the others, so each space (with all that are
+nested in it) is one exact assignment on its cross-covariance.
 """
 
 from __future__ import annotations
@@ -23,84 +35,83 @@ from onebasin.symmetry import Element, ExpandedElement, Leg, Space, Symmetry, la
 TOLERANCE = 0.05  # relative error from which samples count as mixed: rounding stays far below, mixing comes near 1
 
 Numbers = dict[int, Tensor]
-"""Tensor axis -> what each position adds to the number of a column, -1 where the space does not stand."""
+"""Tensor axis -> what each position adds to the number of a column, -1 where the space has no unit."""
 
 
-class Senses:
+class ActivationReader:
     """Reads the activations of networks of one architecture, as far as they move by the rule above."""
 
-    def __init__(self, model: nn.Module, symmetry: Symmetry, settled: Collection[str] = ()) -> None:
-        """Prepare the taps; units of the spaces `settled` count as positions."""
-        fixed = {symmetry[name].name for name in settled}
+    def __init__(self, model: nn.Module, symmetry: Symmetry, aligned: Collection[str] = ()) -> None:
+        """Find the places to observe; units of the spaces `aligned` count as positions."""
+        fixed = {symmetry[name].name for name in aligned}
         self.symmetry = symmetry
         self.free = [space.name for space in symmetry.spaces if space.name not in fixed]
-        made, self.movers = taps(symmetry, _shapes(model, symmetry), fixed)
-        self.reader = Reader(model, made)
+        taps, self.movers = observed_places(symmetry, _shapes(model, symmetry), fixed)
+        self.reader = Reader(model, taps)
         self.mixed: dict[str, str] | None = None
 
     def of(self, state: Mapping[str, Tensor]) -> Callable[[Call], Activations]:
-        """A function that reads one network; whatever is read first also serves the experiment."""
+        """A function that reads one network; the first call also serves the experiment."""
         read = self.reader.of(state)
 
-        def one(call: Call) -> Activations:
-            found = read(call)
+        def read_movable(call: Call) -> Activations:
+            activations = read(call)
             if self.mixed is None:
-                self.mixed = self._experiment(state, call, found)
-            missing = {name: self._reason(name) for name in self.movers if name not in found.parts} | self.mixed
-            return Activations({name: parts for name, parts in found.parts.items() if name not in missing}, missing)
+                self.mixed = self._experiment(state, call, activations)
+            missing = {name: self._reason(name) for name in self.movers if name not in activations.parts} | self.mixed
+            parts = {name: parts for name, parts in activations.parts.items() if name not in missing}
+            return Activations(parts, missing)
 
-        return one
+        return read_movable
 
     def _reason(self, name: str) -> str:
         if not self.movers[name]:
             return "no product or convolution with its weights shows all its units"
-        others = ", ".join(sorted(self.movers[name]))
-        return (
-            f"its units are not seen apart from {others}: match it through these, or name them as settled once aligned"
-        )
+        movers = ", ".join(sorted(self.movers[name]))
+        return f"its units are not seen apart from {movers}: match it through these, or name them as aligned"
 
     def _experiment(self, state: Mapping[str, Tensor], call: Call, before: Activations) -> dict[str, str]:
-        """Move everything that is free, and see whether the activations move as they should."""
-        element = _stirring(self.symmetry, self.free)
+        """Move all free spaces, and name those whose activations do not move by the rule."""
+        element = _rolled(self.symmetry, self.free)
         after = self.reader.of(self.symmetry.apply(element, state))(call).values
         wrong = {}
         for name, expected in transformed(before, self.symmetry, element).values.items():
             alike = name in after and after[name].shape == expected.shape
             if not alike or float((after[name] - expected).norm()) > TOLERANCE * float(expected.norm()):
-                wrong[name] = "its samples run over units of other spaces: align those first, and name them as settled"
+                wrong[name] = "its samples run over units of other spaces: align those first, and name them as aligned"
         return wrong
 
 
 def transformed(read: Activations, symmetry: Symmetry, element: Element) -> Activations:
     """The activations of g.w from those of w, without running the network."""
     wide = ExpandedElement(symmetry, element)
-    made: dict[str, dict[Exponents, Tensor]] = {}
+    moved: dict[str, dict[Exponents, Tensor]] = {}
     for number, space in enumerate(symmetry.spaces):
         source = sources(wide, number)[0]
         for exponents, samples in read.parts.get(space.name, {}).items():
             factor = _factor(wide, space, exponents).to(samples)
-            made.setdefault(space.name, {})[exponents] = samples[:, source.to(samples.device)] * factor
-    return Activations(made, read.missing)
+            moved.setdefault(space.name, {})[exponents] = samples[:, source.to(samples.device)] * factor
+    return Activations(moved, read.missing)
 
 
 def _factor(wide: ExpandedElement, space: Space, exponents: Exponents) -> Tensor:
-    """What the columns (copies * size,) of a space are multiplied with: powers of its own and its parents' factors."""
+    """The product (copies * size,) of powers of the factors of a space and of its parents, for each column."""
     numbers = {other.name: number for number, other in enumerate(wide.symmetry.spaces)}
     sizes = [*[size for _, size in space.parents], space.size]
     index = torch.unravel_index(torch.arange(space.copies * space.size), sizes)
     places = dict(zip([*[name for name, _ in space.parents], space.name], index, strict=True))
-    made = torch.ones(space.copies * space.size, dtype=torch.float64)
+    product = torch.ones(space.copies * space.size, dtype=torch.float64)
     for name, powers in exponents:
         other = wide.symmetry.spaces[numbers[name]]
         column = torch.zeros_like(index[0])
         for axis, size in (*other.parents, (name, other.size)):
             column = column * size + places[axis]
         for table, power in zip(wide.factors[numbers[name]], powers, strict=True):
-            made = made * table.reshape(-1)[column] ** power
-    return made
+            product = product * table.reshape(-1)[column] ** power
+    return product
 
 
-def _stirring(symmetry: Symmetry, names: Collection[str]) -> Element:
+def _rolled(symmetry: Symmetry, names: Collection[str]) -> Element:
     """An element that moves every unit of some spaces and flips every other sign; scales stay."""
     still = symmetry.identity()
     factors = {name: table.clone() for name, table in still.factors.items()}
@@ -112,19 +123,19 @@ def _stirring(symmetry: Symmetry, names: Collection[str]) -> Element:
 
 
 @dataclass(frozen=True, eq=False)
-class _Stand:
+class _ObservedLeg:
     """A leg of a space, with the numbers that give the column of each entry."""
 
     space: Space
     leg: Leg
     numbers: Numbers
 
-    def mixers(self, others: Iterable[_Stand], axis: int) -> list[str]:
+    def mixers(self, others: Iterable[_ObservedLeg], axis: int) -> list[str]:
         """The other spaces that tell entries of one of our columns apart along an axis."""
-        own = self.numbers.get(axis)
-        return [other.space.name for other in others if axis in other.numbers and _splits(other.numbers[axis], own)]
+        columns = self.numbers.get(axis)
+        return [other.space.name for other in others if axis in other.numbers and _splits(other.numbers[axis], columns)]
 
-    def under(self, other: _Stand) -> bool:
+    def under(self, other: _ObservedLeg) -> bool:
         """Whether factors of another space act on our units."""
         if other.leg.axis != self.leg.axis or not any(other.leg.powers):
             return False
@@ -133,40 +144,40 @@ class _Stand:
 
 def _shapes(model: nn.Module, symmetry: Symmetry) -> dict[str, tuple[int, ...]]:
     """Shapes of the tensors that spaces touch, if they are those of the symmetry."""
-    held = {name: tensor.shape for name, tensor in as_spec(model).items()}
+    shapes = {name: tensor.shape for name, tensor in as_spec(model).items()}
     for name in symmetry.legs_of:
-        if name not in held or held[name] != tuple(symmetry.shapes.get(name, held[name])):
-            found = f"is {held[name]}" if name in held else "does not exist"
+        if name not in shapes or shapes[name] != tuple(symmetry.shapes.get(name, shapes[name])):
+            found = f"is {shapes[name]}" if name in shapes else "does not exist"
             raise SymmetryError(
                 f"tensor {name!r}, which this symmetry moves, {found} in {type(model).__name__}: give the Symmetry of "
                 "this model, as `discover` finds it"
             )
-    return held
+    return shapes
 
 
-def taps(
-    symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]], settled: Collection[str]
+def observed_places(
+    symmetry: Symmetry, shapes: Mapping[str, tuple[int, ...]], aligned: Collection[str]
 ) -> tuple[list[Tap], dict[str, set[str]]]:
-    """Every place where activations might be read, and for each space the others that stand in the way."""
-    made: list[Tap] = []
+    """Every place where activations might be read, and for each space the others that rearrange its columns."""
+    taps: list[Tap] = []
     movers: dict[str, set[str]] = {space.name: set() for space in symmetry.spaces}
     for tensor, legs in symmetry.legs_of.items():
         shape = shapes[tensor]
-        stands = [_Stand(symmetry.spaces[n], leg, _numbers(symmetry.spaces[n], leg, shape)) for n, leg in legs]
-        for stand in stands:
-            space, leg = stand.space, stand.leg
-            others = [other for other in stands if other.space is not space and other.space.name not in settled]
-            above = [other for other in others if stand.under(other)]
+        legs_here = [_ObservedLeg(symmetry.spaces[n], leg, _numbers(symmetry.spaces[n], leg, shape)) for n, leg in legs]
+        for observed in legs_here:
+            space, leg = observed.space, observed.leg
+            others = [other for other in legs_here if other.space is not space and other.space.name not in aligned]
+            above = [other for other in others if observed.under(other)]
             strange = {other.space.name for other in above} - set(dict(space.parents))
-            movers[space.name] |= strange | set(stand.mixers(others, leg.axis))
+            movers[space.name] |= strange | set(observed.mixers(others, leg.axis))
             if strange:
                 continue  # a column does not tell which of their factors it has
-            mixed = frozenset(axis for axis in range(len(shape)) if stand.mixers(others, axis))
-            acting = [*([] if space.name in settled else [stand]), *above]
+            mixed = frozenset(axis for axis in range(len(shape)) if observed.mixers(others, axis))
+            acting = [*([] if space.name in aligned else [observed]), *above]
             read, written = (tuple((s.space.name, _powers(s.space, s.leg, side)) for s in acting) for side in (-1, 1))
-            columns, parts = space.copies * space.size, tuple(stand.numbers.items())
-            made.append(Tap(space.name, columns, tensor, shape, leg.axis, parts, mixed, read, written))
-    return made, movers
+            columns, parts = space.copies * space.size, tuple(observed.numbers.items())
+            taps.append(Tap(space.name, columns, tensor, shape, leg.axis, parts, mixed, read, written))
+    return taps, movers
 
 
 def _numbers(space: Space, leg: Leg, shape: tuple[int, ...]) -> Numbers:
@@ -189,10 +200,10 @@ def _powers(space: Space, leg: Leg, side: int) -> tuple[int, ...]:
     return tuple(power % 2 if kind.endswith("sign") else side * power for kind, power in pairs)
 
 
-def _splits(other: Tensor, own: Tensor | None) -> bool:
-    """Whether positions along an axis with the same number of our own differ in that of another space."""
-    own = torch.zeros_like(other) if own is None else own
-    pairs = torch.stack([own, other])[:, own >= 0]
+def _splits(other: Tensor, columns: Tensor | None) -> bool:
+    """Whether positions along an axis that belong to one column differ in the number of another space."""
+    columns = torch.zeros_like(other) if columns is None else columns
+    pairs = torch.stack([columns, other])[:, columns >= 0]
     return len(pairs.unique(dim=1).mT) > len(pairs[0].unique())
 
 
@@ -204,13 +215,13 @@ Data = Inputs | Iterable[Inputs]
 
 @dataclass(frozen=True, eq=False)
 class CrossCovariance:
-    """How the units of two networks go together.
+    """Sums of products of the units of two networks.
 
     Attributes:
         matrices: space name -> C (columns, columns) in float64 over all samples; rows are units of the first network,
             columns of the second, each numbered copy * size + unit.
         parts: the same by the exponents with which the samples transform: readers behind different norms see different
-            signs, and whoever searches for signs must not add up their matrices.
+            signs, so that a search for signs must not add up their matrices.
         samples: space name -> number of samples.
         missing: space name -> why there is no matrix.
     """
@@ -228,7 +239,7 @@ def activations(
     inputs: Data,
     *,
     batch: int = BATCH,
-    settled: Collection[str] = (),
+    aligned: Collection[str] = (),
 ) -> Activations:
     """Read the activations of every space, (samples, copies * size) each.
 
@@ -239,21 +250,21 @@ def activations(
         inputs: a tensor, a tuple of positional or a dict of keyword inputs, cut into batches; or any other iterable
             (a list, a loader), each item of which is one batch of such inputs.
         batch: largest number of examples in one pass.
-        settled: spaces that are aligned already, so that their units count as positions.
+        aligned: spaces that are aligned already, so that their units count as positions.
     """
-    return gathered(Senses(model, symmetry, settled).of(state), inputs, batch=batch)
+    return read_batches(ActivationReader(model, symmetry, aligned).of(state), inputs, batch=batch)
 
 
-def gathered(read: Callable[[Call], Activations], inputs: Data, *, batch: int = BATCH) -> Activations:
-    """Run a network, by the function that reads it, on all batches, and join what was read."""
-    found: dict[str, dict[Exponents, list[Tensor]]] = {}
+def read_batches(read: Callable[[Call], Activations], inputs: Data, *, batch: int = BATCH) -> Activations:
+    """Read a network on all batches, and join the samples."""
+    joined: dict[str, dict[Exponents, list[Tensor]]] = {}
     missing: dict[str, str] = {}
     for one in map(read, _calls(inputs, batch)):
         missing |= one.missing
         for name, exponents, samples in ((n, e, s) for n, parts in one.parts.items() for e, s in parts.items()):
-            found.setdefault(name, {}).setdefault(exponents, []).append(samples)
-    kept = {name: parts for name, parts in found.items() if name not in missing}
-    return Activations({name: {e: torch.cat(s) for e, s in parts.items()} for name, parts in kept.items()}, missing)
+            joined.setdefault(name, {}).setdefault(exponents, []).append(samples)
+    readable = {name: parts for name, parts in joined.items() if name not in missing}
+    return Activations({name: {e: torch.cat(s) for e, s in parts.items()} for name, parts in readable.items()}, missing)
 
 
 def cross_covariance(
@@ -265,51 +276,41 @@ def cross_covariance(
     *,
     kind: str = "uncentred",
     batch: int = BATCH,
-    settled: Collection[str] = (),
+    aligned: Collection[str] = (),
 ) -> CrossCovariance:
-    """Stream C[i, j] = sum over samples x of a_i(x) b_j(x), in one pass over the inputs.
+    """Stream C[i, j] = sum over samples x of a_i(x) b_j(x), in one pass over the inputs; arguments of `activations`.
 
-    Args:
-        model: as in `activations`; so are symmetry, inputs, batch and settled.
-        a: the first network.
-        b: the second network.
-        symmetry: of this model.
-        inputs: both networks see the same batches.
-        kind: "uncentred" as above; "centred" with the means over all samples taken off; "correlation", from -1 to 1,
-            and 0 for units that do not change.
-        batch: largest number of examples in one pass.
-        settled: spaces that are aligned already.
+    `kind` is "uncentred" as above; "centred" with the means over all samples taken off; "correlation", from -1 to 1,
+    and 0 for units that do not change.
 
     Raises:
         SpecError: a state is not one of this model.
         InputError: there are no inputs, the model cannot be called with them, or activations are not finite.
     """
-    senses = Senses(model, symmetry, settled)
-    first, second = senses.of(a), senses.of(b)
-    return _streamed(((first(call), second(call)) for call in _calls(inputs, batch)), kind)
-
-
-class Reference:
-    """A fixed network whose activations are kept: comparing it with N networks takes N passes and not 2N."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        state: Mapping[str, Tensor],
-        symmetry: Symmetry,
-        inputs: Data,
-        *,
-        batch: int = BATCH,
-        settled: Collection[str] = (),
-    ) -> None:
-        """Run the network once, and keep inputs and activations in memory; arguments as in `activations`."""
-        self._senses = Senses(model, symmetry, settled)
-        self._calls = list(_calls(inputs, batch))
-        self._read = [*map(self._senses.of(state), self._calls)]
-
-    def covariance(self, other: Mapping[str, Tensor], *, kind: str = "uncentred") -> CrossCovariance:
-        """`cross_covariance` with the reference as the first network and `other` as the second."""
-        return _streamed(zip(self._read, map(self._senses.of(other), self._calls), strict=True), kind)
+    if kind not in KINDS:
+        raise InputError(f"kind must be one of {', '.join(KINDS)}, found {kind!r}")
+    reader = ActivationReader(model, symmetry, aligned)
+    first, second = reader.of(a), reader.of(b)
+    sums: dict[str, dict[Exponents, _Sums]] = {}
+    missing: dict[str, str] = {}
+    for call in _calls(inputs, batch):
+        one, other = first(call), second(call)
+        missing |= {**one.missing, **other.missing}
+        for name, parts in one.parts.items():
+            partners = other.parts.get(name, {})
+            if {e: len(s) for e, s in parts.items()} != {e: len(s) for e, s in partners.items()}:
+                missing[name] = "the two networks show different samples of it for the same inputs"
+            for exponents, samples in parts.items() if name not in missing else ():
+                _check_finite(name, samples, partners[exponents])
+                running = sums.setdefault(name, {}).setdefault(exponents, _Sums())
+                running.add(samples, partners[exponents], centred=kind != "uncentred")
+    readable = {name: parts for name, parts in sums.items() if name not in missing}
+    return CrossCovariance(
+        {name: _matrix(list(parts.values()), kind) for name, parts in readable.items()},
+        {name: {e: _matrix([running], kind) for e, running in parts.items()} for name, parts in readable.items()},
+        {name: sum(running.count for running in parts.values()) for name, parts in readable.items()},
+        missing,
+    )
 
 
 def _calls(inputs: Data, batch: int) -> Iterator[Call]:
@@ -330,36 +331,12 @@ def _calls(inputs: Data, batch: int) -> Iterator[Call]:
         raise InputError("expected at least one batch of inputs, found none: an iterator can be used only once")
 
 
-def _streamed(pairs: Iterable[tuple[Activations, Activations]], kind: str) -> CrossCovariance:
-    if kind not in KINDS:
-        raise InputError(f"kind must be one of {', '.join(KINDS)}, found {kind!r}")
-    sums: dict[str, dict[Exponents, _Sums]] = {}
-    missing: dict[str, str] = {}
-    for one, other in pairs:
-        missing |= {**one.missing, **other.missing}
-        for name, parts in one.parts.items():
-            theirs = other.parts.get(name, {})
-            if {e: len(s) for e, s in parts.items()} != {e: len(s) for e, s in theirs.items()}:
-                missing[name] = "the two networks show different samples of it for the same inputs"
-            for exponents, samples in parts.items() if name not in missing else ():
-                _check_finite(name, samples, theirs[exponents])
-                held = sums.setdefault(name, {}).setdefault(exponents, _Sums())
-                held.add(samples, theirs[exponents], centred=kind != "uncentred")
-    kept = {name: parts for name, parts in sums.items() if name not in missing}
-    return CrossCovariance(
-        {name: _matrix(list(parts.values()), kind) for name, parts in kept.items()},
-        {name: {e: _matrix([held], kind) for e, held in parts.items()} for name, parts in kept.items()},
-        {name: sum(held.count for held in parts.values()) for name, parts in kept.items()},
-        missing,
-    )
-
-
-def _matrix(held: list[_Sums], kind: str) -> Tensor:
-    """The matrix over some kinds of samples; each kind has means of its own."""
-    products = torch.stack([sums.products for sums in held]).sum(0)
+def _matrix(parts: list[_Sums], kind: str) -> Tensor:
+    """The matrix over samples of several exponents; each part has means of its own."""
+    products = torch.stack([sums.products for sums in parts]).sum(0)
     if kind != "correlation":
         return products
-    squares = torch.stack([sums.spread() for sums in held]).sum(0)
+    squares = torch.stack([sums.spread() for sums in parts]).sum(0)
     spread = torch.where(squares > 0, squares, torch.inf).sqrt()  # a unit that does not change goes with none
     return products / torch.outer(spread[0], spread[1])
 
@@ -384,7 +361,6 @@ class _Sums:
     """
 
     def __init__(self) -> None:
-        """Start with nothing."""
         zero = torch.zeros((), dtype=torch.float64)
         self.count, self.precision = 0, 0.0
         self.products, self.squares, self.means = zero, zero, zero.expand(2, 1)
@@ -419,46 +395,46 @@ def _wide(tensor: Tensor) -> Tensor:
 Key = tuple[int, int]  # a space, and a character of it
 
 
-class Activity:
-    """Compare networks by the activations of their units on fixed inputs; a `View`."""
+class ActivationFeatures:
+    """Compares networks by the activations of their units on fixed inputs; `Features` of `consensus.py`."""
 
     def __init__(
         self,
-        board: BlockLayout,
+        layout: BlockLayout,
         model: nn.Module,
         inputs: Any,
         *,
         kind: str = "uncentred",
-        settled: Collection[str] = (),
+        aligned: Collection[str] = (),
     ) -> None:
-        """Remember the data. Kinds: "uncentred" (paper 1), "centred", and "correlation" (unit variance as well).
+        """Kinds: "uncentred" (paper 1), "centred", and "correlation" (unit variance as well).
 
-        Units of the spaces `settled` are in place already and count as positions.
+        Units of the spaces `aligned` are in place already and count as positions.
         """
         if kind not in KINDS:
             raise InputError(f"kind must be one of {', '.join(KINDS)}, found {kind!r}")
-        self.board, self.assignment = board, Assignment(board)
+        self.layout, self.assignment = layout, Assignment(layout)
         self.model, self.inputs, self.kind = model, inputs, kind
-        self._senses = Senses(model, board.symmetry, settled)  # what it learns of the model serves all networks
+        self._reader = ActivationReader(model, layout.symmetry, aligned)  # its experiment serves all networks
         self.missing: Mapping[str, str] = {}
 
     def features(self, state: Mapping[str, Tensor]) -> State:
         """Activations (samples, N), centred or normalised as asked, under "character/space"."""
-        found = gathered(self._senses.of(state), self.inputs)
-        self.missing = found.missing
-        check_finite(found.values, where="the activations of a network")
-        sorted_in = by_character(self.assignment, found.parts, torch.cat)
-        return {f"{seen}/{self.board.spaces[s].name}": self._normal(x) for (s, seen), x in sorted_in.items()}
+        read = read_batches(self._reader.of(state), self.inputs)
+        self.missing = read.missing
+        check_finite(read.values, where="the activations of a network")
+        sorted_in = by_character(self.assignment, read.parts, torch.cat)
+        return {f"{seen}/{self.layout.spaces[s].name}": self._normal(x) for (s, seen), x in sorted_in.items()}
 
-    def second(self, state: Mapping[str, Tensor]) -> Activity:
-        """The view for spaces whose units show only once all others are in place, as they are in `state`."""
+    def second(self, state: Mapping[str, Tensor]) -> ActivationFeatures:
+        """Features of the spaces whose units show only once all others are in place, as they are in `state`."""
         self.features(state)
-        seen = [space.name for space in self.board.spaces if space.name not in self.missing]
-        return Activity(self.board, self.model, self.inputs, kind=self.kind, settled=seen)
+        readable = [space.name for space in self.layout.spaces if space.name not in self.missing]
+        return ActivationFeatures(self.layout, self.model, self.inputs, kind=self.kind, aligned=readable)
 
     def _key(self, text: str) -> Key:
         seen, _, name = text.partition("/")
-        return next(s for s, space in enumerate(self.board.spaces) if space.name == name), int(seen)
+        return next(s for s, space in enumerate(self.layout.spaces) if space.name == name), int(seen)
 
     def _normal(self, values: Tensor) -> Tensor:
         if self.kind == "uncentred":
@@ -469,7 +445,7 @@ class Activity:
         spread = values.square().mean(0).sqrt()
         return torch.where(spread > 1e-6 * spread.amax(), values / spread.clamp_min(torch.finfo(spread.dtype).tiny), 0)
 
-    def turn(self, vertex: Vertex, features: State) -> State:
+    def apply(self, vertex: Vertex, features: State) -> State:
         """Rearrange and flip the columns."""
         moved = {}
         for text, values in features.items():
@@ -492,7 +468,7 @@ class Activity:
 
 @dataclass(frozen=True, eq=False)
 class ActivationMatch:
-    """What `match_activations` found.
+    """The result of `match_activations`.
 
     Attributes:
         element: moves b onto a.
@@ -520,8 +496,8 @@ def match_activations(
 
     Args:
         model: the function; left as it was.
-        a: the network that stays.
-        b: the network that moves; neither is changed.
+        a: the network that stays; a State or a module.
+        b: the network that moves. Neither is changed.
         symmetry: found by `discover` for the model. Scales are left as they are, and so are signs that activations do
             not show (before a batch norm).
         inputs: a tensor, a tuple, a dict, or an iterable of batches.
@@ -532,26 +508,26 @@ def match_activations(
         The element, and the agreement before and after. Spaces whose units show only once others are aligned take a
         second pass.
     """
-    board = BlockLayout.of(symmetry)
+    layout = BlockLayout.of(symmetry)
     left, moved = as_state(a), as_state(b)
     for where, state in (("the first network", left), ("the second network", moved)):
-        board.check(state, where=where)
-    assignment, element = Assignment(board), symmetry.identity()
-    settled: list[str] = []
+        layout.check(state, where=where)
+    assignment, element = Assignment(layout), symmetry.identity()
+    aligned: list[str] = []
     before = after = 0.0
     missing: Mapping[str, str] = {}
     again = isinstance(inputs, Tensor | tuple | Mapping | list)  # any other iterable is used up by the first pass
     for _ in range(2 if again else 1):
-        found = cross_covariance(model, left, moved, symmetry, inputs, kind=kind, settled=settled)
-        matrices = by_character(assignment, found.parts, sum)
+        covariance = cross_covariance(model, left, moved, symmetry, inputs, kind=kind, aligned=aligned)
+        matrices = by_character(assignment, covariance.parts, sum)
         vertex = _solve(assignment, matrices)
         before += _agreement(assignment, matrices, assignment.identity())
         after += _agreement(assignment, matrices, vertex)
         step = assignment.element(vertex)
         element, moved = symmetry.compose(step, element), symmetry.apply(step, moved)
-        missing = found.missing
-        settled = [space.name for space in symmetry.spaces if space.name not in missing]
-        if not missing or not settled:
+        missing = covariance.missing
+        aligned = [space.name for space in symmetry.spaces if space.name not in missing]
+        if not missing or not aligned:
             break
     return ActivationMatch(element, before, after, missing)
 
@@ -559,15 +535,15 @@ def match_activations(
 def by_character(
     assignment: Assignment, parts: Mapping[str, Mapping[Exponents, Tensor]], join: Callable[[list[Tensor]], Any]
 ) -> dict[Key, Tensor]:
-    """Sort what was read of each space by the character that says which signs it sees."""
-    found: dict[Key, list[Tensor]] = {}
+    """Join the tensors of each space that see the same signs: (space, number of the character) -> tensor."""
+    sorted_in: dict[Key, list[Tensor]] = {}
     for space, kind in enumerate(assignment.spaces):
         for exponents, tensor in parts.get(kind.name, {}).items():
-            own = dict(exponents).get(kind.name, (0,) * len(kind.generators))
-            seen = assignment.character(space, own)
+            powers = dict(exponents).get(kind.name, (0,) * len(kind.generators))
+            seen = assignment.character(space, powers)
             if seen in assignment.characters[space]:
-                found.setdefault((space, assignment.characters[space].index(seen)), []).append(tensor)
-    return {key: join(tensors) for key, tensors in found.items()}
+                sorted_in.setdefault((space, assignment.characters[space].index(seen)), []).append(tensor)
+    return {key: join(tensors) for key, tensors in sorted_in.items()}
 
 
 def _solve(assignment: Assignment, matrices: Mapping[Key, Tensor]) -> Vertex:

@@ -1,4 +1,8 @@
-"""A population of networks: every member is moved into one basin, and no function is changed."""
+"""A population of networks: every member is moved into one basin, and no function is changed.
+
+What an interrupted alignment needs to go on, the elements, the running sum and the place, is written every few seconds
+into one file beside the result, `<path>.journal`; the same call with the same `path` goes on from it.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onebasin.alignment.activations import Activity
+from onebasin.alignment.activations import ActivationFeatures
 from onebasin.alignment.consensus import (
     AlignmentState,
     Consensus,
@@ -27,309 +31,28 @@ from onebasin.alignment.consensus import (
     Progress,
     Weights,
     agreement,
-    mean_overlap,
+    apply_elements,
     medoid,
-    moved,
+    overlap_of_moved,
 )
 from onebasin.alignment.layout import BlockLayout
 from onebasin.alignment.match import check_network, lightest
 from onebasin.alignment.transpositions import Transpositions, transpositions
-from onebasin.errors import InputError, StorageError, check_options
-from onebasin.parallel import ExecutionOptions, Executor, executor_for, one_thread
-from onebasin.population import (
-    BLOCK_BYTES,
-    MANIFEST,
-    Population,
-    caller_bytes,
-    member_bytes,
-    missing_shards,
-    parts,
-    shard_tensors,
-)
-from onebasin.state import Spec, State, as_state
+from onebasin.errors import InputError, StorageError
+from onebasin.parallel import Executor, executor_for, one_thread
+from onebasin.population import MANIFEST, Population, missing_shards, parts, shard_tensors
+from onebasin.state import State, as_state
 from onebasin.storage import is_taken, make_folder, read_tensors, real_path, write_tensors
 from onebasin.symmetry import Element, Symmetry
-
-_LARGEST = 1e100  # of a sum: its products must still be numbers
-_FACTOR = 1e15
-_COUNTS = ("sweep", "place", "moved", "stage")
-
-
-def read_entry(path: Path) -> tuple[dict[str, Any], State]:
-    """What a journal tells, and its tensors.
-
-    Raises:
-        StorageError: the file is no journal, or damaged.
-    """
-    try:
-        tensors, header = read_tensors(path)
-        told = json.loads(header.get("onebasin", "{}"))
-    except (StorageError, ValueError, RecursionError) as error:
-        raise damaged(path) from error
-    if not isinstance(told, dict) or not {"key", "progress", "names", "sum"} <= told.keys():
-        raise damaged(path)
-    return told, tensors
-
-
-def damaged(path: Path) -> StorageError:
-    """What to say of a journal that cannot be gone on from."""
-    return StorageError(
-        f"{path} is no journal of an alignment, or is damaged: delete it to start again, or choose another path"
-    )
-
-
-def put_back(path: Path, told: Mapping[str, Any], tensors: State, elements: Element) -> Progress:
-    """The progress of an entry; its elements are copied into `elements`, once all of it is found usable.
-
-    Raises:
-        StorageError: it is not.
-    """
-    goals = {f"order/{name}": value for name, value in elements.orders.items()}
-    goals |= {f"factor/{name}": value for name, value in elements.factors.items()}
-    try:
-        at = Progress(**told["progress"])
-        at.total = {name: tensors[f"total/{name}"] for name in told["names"]}  # in the order in which sums were formed
-        usable = _is_progress(at, elements.members or 1) and all(_fits(tensors[name], goals[name]) for name in goals)
-    except (KeyError, TypeError) as error:
-        raise damaged(path) from error
-    if not usable:
-        raise damaged(path)
-    for name, goal in goals.items():
-        goal.copy_(tensors[name])
-    return at
-
-
-def check_total(path: Path | None, at: Progress, features: State) -> None:
-    """Refuse a sum over members that is not of their kind: `features` are those of one of them.
-
-    Raises:
-        StorageError: it is not.
-    """
-    alike = at.total.keys() == features.keys() and all(
-        value.shape == features[name].shape and value.dtype == torch.float64 and bool((value.abs() < _LARGEST).all())
-        for name, value in at.total.items()
-    )
-    if at.total and not alike:
-        raise damaged(path or Path("the journal"))
-
-
-def _is_progress(at: Progress, members: int) -> bool:
-    counts = [getattr(at, name) for name in _COUNTS]
-    if not all(type(count) is int and count >= 0 for count in counts) or not isinstance(at.done, bool):
-        return False
-    if not isinstance(at.history, list) or not all(map(_finite, (at.norms, *at.history))):
-        return False
-    return at.place <= members and at.stage <= 1 and len(at.history) >= (at.sweep if at.total else 0)
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _fits(found: Tensor, goal: Tensor) -> bool:
-    """Whether orders are orders, and factors numbers that leave weights numbers."""
-    if found.shape != goal.shape or found.dtype != goal.dtype:
-        return False
-    if found.is_floating_point():
-        return bool(((found.abs() > 1 / _FACTOR) & (found.abs() < _FACTOR)).all())
-    return torch.equal(found.sort(-1).values, torch.arange(found.shape[-1]).expand(found.shape))
-
-
-_SECONDS = 20.0  # between two entries: what a killed run may lose
-
-
-def journal_of(path: Path) -> Path:
-    """The journal of the alignment whose result will be under `path`."""
-    return real_path(path).with_name(real_path(path).name + ".journal")
-
-
-class Journal:
-    """The file `<path>.journal`; it is written every few seconds, read when a run starts, gone when it is done."""
-
-    def __init__(self, path: Path | None, frame: AlignmentState, population: str, settings: dict[str, Any]) -> None:
-        """Take the journal beside `path`; without a path nothing is kept.
-
-        Args:
-            path: where the aligned population will be.
-            frame: the population and its elements.
-            population: fingerprint of the members.
-            settings: all that the result depends on; a journal of another run is refused.
-        """
-        self.path = None if path is None else journal_of(path)
-        self.frame = frame
-        self.key = _key(frame, population, settings)
-        self._last = time.monotonic()
-
-    def resume(self) -> Progress:
-        """The progress of an interrupted run, whose elements are put into the frame; a fresh one if there is none.
-
-        Raises:
-            InputError: the journal belongs to another run.
-        """
-        if self.path is None or not self.path.exists():
-            return Progress()
-        told, tensors = read_entry(self.path)
-        if told["sum"] != _checksum(tensors):
-            raise damaged(self.path)
-        if told["key"] != self.key:
-            raise InputError(
-                f"{self.path} is the journal of an interrupted alignment of other networks or with other settings: "
-                "repeat that one to finish it, choose another path, or delete the journal to give it up"
-            )
-        return put_back(self.path, told, tensors, self.frame.elements)
-
-    def note(self, at: Progress, *, now: bool = False) -> None:
-        """Write an entry if the last one is old enough."""
-        if self.path is None or not (now or time.monotonic() - self._last > _SECONDS):
-            return
-        elements = self.frame.elements
-        tensors = {
-            **{f"total/{name}": value for name, value in at.total.items()},
-            **{f"order/{name}": value for name, value in elements.orders.items()},
-            **{f"factor/{name}": value for name, value in elements.factors.items()},
-        }
-        facts = {name: value for name, value in vars(at).items() if name != "total"}
-        text = json.dumps({"key": self.key, "progress": facts, "names": list(at.total), "sum": _checksum(tensors)})
-        make_folder(self.path.parent)
-        write_tensors(self.path, tensors, {"onebasin": text})
-        self._last = time.monotonic()
-
-    def close(self) -> None:
-        """The result is safe: the journal is not needed any more."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
-
-
-def _checksum(tensors: State) -> int:
-    value = 0
-    for name in sorted(tensors):
-        value = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), value))
-    return value
-
-
-def _key(frame: AlignmentState, population: str, settings: dict[str, Any]) -> str:
-    """A fingerprint of the population, its symmetry and the settings."""
-    told = [population, frame.symmetry.to_json(), settings]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
-
-
-def fingerprint(value: Any) -> str:
-    """A hash of tensors, and of dicts, lists and tuples of them; of anything else the name of its type."""
-    if isinstance(value, Tensor):
-        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return hashlib.sha256(str(tuple(value.shape)).encode() + raw.numpy().tobytes()).hexdigest()
-    if isinstance(value, Mapping):
-        return str({str(name): fingerprint(item) for name, item in value.items()})
-    if isinstance(value, list | tuple):
-        return str([fingerprint(item) for item in value])
-    return type(value).__name__
-
 
 REFERENCES = ("consensus", "first", "medoid")
 ALIGN_SCALES = ("balanced", "reference", "keep")
 Reference = str | Mapping[str, Tensor] | nn.Module
 
 
-class AlignOptions(ExecutionOptions, total=False):
-    """The finer points of `align`, all optional; where it runs is said as in `ExecutionOptions`.
-
-    Attributes:
-        scale: "balanced" gives every member its lightest scales, "reference" those of the reference, "keep" none.
-            The default is "reference" where a network is given as reference, else "balanced".
-        sweeps: of the consensus, at most (50).
-        tolerance: stop when a sweep gains less than this part of the overlap (1e-3); 0 goes on until nothing moves.
-        progress: called with (members done in this sweep, members, what is being done).
-        finish: called with the Alignment when the moved networks are written. The run is over only when it returns: if
-            it is interrupted, the same call goes on and finishes too.
-        model: for by="activations", the model ...
-        inputs: ... the inputs it is run on ...
-        kind: ... and "uncentred" (as paper 1), "centred" or "correlation".
-    """
-
-    scale: str
-    sweeps: int
-    tolerance: float
-    progress: Callable[[int, int, str], None]
-    finish: Callable[[Any], None]
-    model: nn.Module
-    inputs: Any
-    kind: str
-
-
-SWEEPS, TOLERANCE = 50, 1e-3  # when nothing else is said
-
-
-class AlignPlan:
-    """The options of one alignment, all of them known and usable.
-
-    Attributes:
-        reference: "consensus", "first" or "medoid", or None where a network is given.
-        fixed: that network.
-        scale: "balanced", "reference" or "keep".
-        by: "weights" or "activations".
-        options: all others.
-    """
-
-    def __init__(self, reference: Reference, by: str, options: AlignOptions) -> None:
-        """Refuse what nobody knows or nobody can use."""
-        check_options(options, [*AlignOptions.__annotations__, "reference", "by", "path"], "align")
-        self.reference = reference if isinstance(reference, str) else None
-        self.fixed = None if isinstance(reference, str) else as_state(reference)
-        self.scale = options.get("scale", "balanced" if self.fixed is None else "reference")
-        self.by, self.options = by, options
-        self.sweeps, self.tolerance = options.get("sweeps", SWEEPS), options.get("tolerance", TOLERANCE)
-        self._check_words()
-        if not (self.sweeps >= 1 and self.tolerance >= 0 and math.isfinite(self.tolerance)):
-            raise InputError(
-                f"expected at least 1 sweep and a tolerance of at least 0, found {self.sweeps} and {self.tolerance}"
-            )
-
-    def _check_words(self) -> None:
-        if self.reference is not None and self.reference not in REFERENCES:
-            raise InputError(f"reference must be one of {', '.join(REFERENCES)}, or a State; found {self.reference!r}")
-        if self.scale not in ALIGN_SCALES or (self.scale == "reference" and self.reference == "consensus"):
-            raise InputError(
-                f"scale must be one of {', '.join(ALIGN_SCALES)}, and a consensus has no reference scale; "
-                f"found {self.scale!r}"
-            )
-        if self.scale == "reference" and self.reference == "medoid":
-            raise InputError('the scale of a medoid is not known beforehand: use scale="balanced" or reference="first"')
-        if self.by not in ("weights", "activations"):
-            raise InputError(f'by must be "weights" or "activations", found {self.by!r}')
-        given = [name for name in ("model", "inputs", "kind") if name in self.options]
-        if self.by == "weights" and given:
-            raise InputError(f'{", ".join(given)} belong to by="activations": leave them out, or compare activations')
-        if self.by == "activations" and not {"model", "inputs"} <= set(given):
-            raise InputError('by="activations" runs the networks: give model= and inputs=')
-
-    def check(self, population: Population, symmetry: Symmetry, path: str | os.PathLike[str] | None) -> None:
-        """Refuse networks and places that do not fit."""
-        if not isinstance(population, Population):
-            raise InputError(
-                f"expected a Population, found {type(population).__name__}: make one with Population.from_models or "
-                "Population.from_states"
-            )
-        if not len(population):
-            raise InputError("expected at least one network to align, found an empty population")
-        if self.fixed is not None:
-            check_network(BlockLayout.of(symmetry, statistics=True), self.fixed, where="the reference")
-        if path is None or journal_of(Path(path)).exists():
-            return  # of an interrupted run, which may have written its networks already: the journal decides
-        if is_taken(Path(path)) and not missing_shards(population, Path(path)):  # one that has lost some is completed
-            raise InputError(f"expected a new or empty folder for the result, but {path} is not: choose another path")
-
-    def settings(self) -> dict[str, Any]:
-        """All that the result depends on, besides the members."""
-        return {
-            **{"reference": self.reference or fingerprint(self.fixed), "by": self.by, "scale": self.scale},
-            **{"sweeps": self.sweeps, "tolerance": self.tolerance, "kind": self.options.get("kind", "uncentred")},
-            **{"inputs": fingerprint(self.options.get("inputs"))},
-        }
-
-
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """What `align` found.
+    """The result of `align`.
 
     Attributes:
         population: the moved networks; on disk if a path was given.
@@ -375,10 +98,10 @@ class Alignment:
             raise InputError(
                 f"expected one companion for each of {len(self.population)} members, found {len(companion)}"
             )
-        return moved(companion, self.symmetry, self.elements, kind=kind, path=path)
+        return apply_elements(companion, self.symmetry, self.elements, kind=kind, path=path)
 
     def __repr__(self) -> str:
-        """Say what was reached."""
+        """One line: overlap before and after, sweeps, distance to the reference."""
         return (
             f"Alignment of {len(self.population)} networks: overlap {self.before:.6g} -> {self.objective:.6g} in "
             f"{self.sweeps} sweeps, mean squared distance to the reference {float(self.residual.mean()):.6g}"
@@ -392,7 +115,16 @@ def align(
     reference: Reference = "consensus",
     by: str = "weights",
     path: str | os.PathLike[str] | None = None,
-    **options: Unpack[AlignOptions],
+    scale: str | None = None,
+    sweeps: int = 50,
+    tolerance: float = 1e-3,
+    model: nn.Module | None = None,
+    inputs: Any = None,
+    kind: str = "uncentred",
+    workers: int | None = None,
+    executor: str | Executor | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+    finish: Callable[[Alignment], None] | None = None,
 ) -> Alignment:
     """Move every member of a population into one basin.
 
@@ -402,8 +134,20 @@ def align(
         reference: "consensus": all members agree on a frame, at a cost linear in their number; "first": match all to
             the first member; "medoid": to the most central one; or a State or module to match them to.
         by: compare "weights", or "activations" (then give `model` and `inputs`).
-        path: write the aligned population into this folder. An interrupted run goes on when it is called again.
-        **options: see `Options`.
+        path: write the aligned population into this folder. Call again with the same path to resume an interrupted
+            run; the result is the same to the bit.
+        scale: "balanced" gives every member its lightest scales, "reference" those of the reference, "keep" leaves
+            them. None is "reference" where a network is given as reference, else "balanced".
+        sweeps: largest number of sweeps of a consensus.
+        tolerance: stop when a sweep gains less than this part of the overlap; 0 goes on until no member moves.
+        model: the function, for by="activations".
+        inputs: what it is run on, for by="activations": a tensor, a tuple, a dict, or a list of batches.
+        kind: for by="activations", "uncentred" (as paper 1), "centred" or "correlation".
+        workers: processes on this machine; without effect on the result.
+        executor: "local" or the address of a Ray cluster, or an open executor.
+        progress: called with (members done in this sweep, members, what is being done).
+        finish: called with the Alignment when the moved networks are written. The run is over only when it returns: if
+            it is interrupted, the same call goes on and finishes too.
 
     Returns:
         The moved population, the elements, and how well members agree.
@@ -412,63 +156,209 @@ def align(
         InputError: an option cannot be used, or `path` holds something else.
         SpecError: members do not fit the symmetry, or hold NaN.
     """
-    plan = AlignPlan(reference, by, options)
-    plan.check(population, symmetry, path)
-    each = shard_bytes(population.spec, population.nbytes)
-    here = _here(population, symmetry) + caller_bytes(population, path)
-    with one_thread(), executor_for(plan.options, each=each, here=here) as executor:
-        return _aligned(AlignmentState(population, symmetry), plan, None if path is None else Path(path), executor)
-
-
-def shard_bytes(spec: Spec, nbytes: int) -> int:
-    """Bytes of work on one shard of a population of `nbytes`.
-
-    A few networks, in float64 too, or a block that is balanced or written.
-    """
-    return 16 * member_bytes(spec) + 4 * min(nbytes, BLOCK_BYTES)
-
-
-def _here(population: Population, symmetry: Symmetry) -> int:
-    """Bytes that the caller holds: the sum of all members in float64 twice, and an element for each of them."""
-    numbers = sum(space.size * (1 + len(space.generators)) for space in symmetry.spaces)
-    return 8 * member_bytes(population.spec) + 2 * 8 * numbers * len(population)
-
-
-def _aligned(frame: AlignmentState, plan: AlignPlan, path: Path | None, executor: Executor) -> Alignment:
-    population, symmetry = frame.population, frame.symmetry
-    journal = Journal(path, frame, frame.check(executor), plan.settings())
-    if plan.scale != "keep":
-        frame.balance(executor)
-    home = _home(frame, plan) if plan.scale == "reference" else None
-    before = mean_overlap(symmetry, population, frame.elements, executor)
-    tell = _teller(len(frame), journal, plan.options.get("progress"))
-    at, target, missing = _run(frame, plan, home, tell, journal, executor)
-    journal.note(at, now=True)
-    if home is not None:  # back from the lightest form into the scales of the reference
-        frame.move_all(symmetry.invert(home))
-        target = None if target is None else symmetry.apply(symmetry.invert(home), target)
-    lost = _lost(path, frame)
-    result = moved(population, symmetry, frame.elements, path=path, executor=executor, only=lost)
-    found = agreement(symmetry, result, target, executor)
-    alignment = Alignment(
-        result,
-        frame.elements,
-        symmetry,
-        found.reference,
-        found.overlap,
-        before,
-        found.residual,
-        tuple(at.history),
-        missing,
+    network = None if isinstance(reference, str) else as_state(reference)
+    settings = AlignSettings(
+        reference=reference if isinstance(reference, str) else None,
+        network=network,
+        by=by,
+        scale=scale if scale is not None else "balanced" if network is None else "reference",
+        sweeps=sweeps,
+        tolerance=tolerance,
+        model=model,
+        inputs=inputs,
+        kind=kind,
     )
-    if "finish" in plan.options:
-        plan.options["finish"](alignment)
-    journal.close()
-    return alignment
+    settings.check()
+    _check_networks(population, symmetry, network, path)
+    with one_thread(), executor_for({"workers": workers, "executor": executor}) as opened:
+        current = AlignmentState(population, symmetry)
+        journal = Journal(None if path is None else Path(path), current, current.check(opened), settings.key())
+        run = _Run(current, settings, journal, opened, progress)
+        alignment = run.align(None if path is None else Path(path))
+        if finish is not None:
+            finish(alignment)
+        journal.close()
+        return alignment
 
 
-def _lost(path: Path | None, frame: AlignmentState) -> list[int] | None:
-    """Numbers of the shards that a result lacks whose others are there, bit for bit; None where nothing is there yet.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AlignSettings:
+    """The arguments of `align` on which its result depends, besides the members."""
+
+    reference: str | None  # None where a network is given
+    network: State | None
+    by: str
+    scale: str
+    sweeps: int
+    tolerance: float
+    model: nn.Module | None
+    inputs: Any
+    kind: str
+
+    def check(self) -> None:
+        """Raise for values that do not exist or do not go together."""
+        if self.reference is not None and self.reference not in REFERENCES:
+            raise InputError(f"reference must be one of {', '.join(REFERENCES)}, or a State; found {self.reference!r}")
+        if self.scale not in ALIGN_SCALES or (self.scale == "reference" and self.reference == "consensus"):
+            raise InputError(
+                f"scale must be one of {', '.join(ALIGN_SCALES)}, and a consensus has no reference scale; "
+                f"found {self.scale!r}"
+            )
+        if self.scale == "reference" and self.reference == "medoid":
+            raise InputError('the scale of a medoid is not known beforehand: use scale="balanced" or reference="first"')
+        if self.by not in ("weights", "activations"):
+            raise InputError(f'by must be "weights" or "activations", found {self.by!r}')
+        given = {"model": self.model is not None, "inputs": self.inputs is not None, "kind": self.kind != "uncentred"}
+        if self.by == "weights" and any(given.values()):
+            names = ", ".join(name for name, is_given in given.items() if is_given)
+            raise InputError(f'{names} belong to by="activations": leave them out, or compare activations')
+        if self.by == "activations" and (self.model is None or self.inputs is None):
+            raise InputError('by="activations" runs the networks: give model= and inputs=')
+        if not (self.sweeps >= 1 and self.tolerance >= 0 and math.isfinite(self.tolerance)):
+            raise InputError(
+                f"expected at least 1 sweep and a tolerance of at least 0, found {self.sweeps} and {self.tolerance}"
+            )
+
+    def key(self) -> dict[str, Any]:
+        """The settings as JSON values; tensors by their hashes."""
+        return {
+            **{"reference": self.reference or _fingerprint(self.network), "by": self.by, "scale": self.scale},
+            **{"sweeps": self.sweeps, "tolerance": self.tolerance, "kind": self.kind},
+            **{"inputs": _fingerprint(self.inputs)},
+        }
+
+
+def _fingerprint(value: Any) -> str:
+    """A hash of tensors, and of dicts, lists and tuples of them; of anything else the name of its type."""
+    if isinstance(value, Tensor):
+        raw = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return hashlib.sha256(str(tuple(value.shape)).encode() + raw.numpy().tobytes()).hexdigest()
+    if isinstance(value, Mapping):
+        return str({str(name): _fingerprint(item) for name, item in value.items()})
+    if isinstance(value, list | tuple):
+        return str([_fingerprint(item) for item in value])
+    return type(value).__name__
+
+
+def _check_networks(
+    population: Population, symmetry: Symmetry, network: State | None, path: str | os.PathLike[str] | None
+) -> None:
+    """Raise unless there are networks, the reference fits them, and the path is free or belongs to this result."""
+    if not isinstance(population, Population):
+        raise InputError(
+            f"expected a Population, found {type(population).__name__}: make one with Population.from_models or "
+            "Population.from_states"
+        )
+    if not len(population):
+        raise InputError("expected at least one network to align, found an empty population")
+    if network is not None:
+        check_network(BlockLayout.of(symmetry, statistics=True), network, where="the reference")
+    if path is None or journal_of(Path(path)).exists():
+        return  # of an interrupted run, which may have written its networks already: the journal decides
+    if is_taken(Path(path)) and not missing_shards(population, Path(path)):  # one that has lost some is completed
+        raise InputError(f"expected a new or empty folder for the result, but {path} is not: choose another path")
+
+
+class _Run:
+    """One alignment: members are compared in one scale, matched, and written."""
+
+    def __init__(
+        self,
+        current: AlignmentState,
+        settings: AlignSettings,
+        journal: Journal,
+        executor: Executor,
+        progress: Callable[[int, int, str], None] | None,
+    ) -> None:
+        self.current, self.settings, self.journal, self.executor = current, settings, journal, executor
+        self.symmetry = current.symmetry
+        self.progress = progress
+
+    def align(self, path: Path | None) -> Alignment:
+        current, symmetry, executor = self.current, self.symmetry, self.executor
+        if self.settings.scale != "keep":
+            current.balance(executor)
+        scales = self._reference_scales() if self.settings.scale == "reference" else None
+        before = overlap_of_moved(symmetry, current.population, current.elements, executor)
+        progress, target, missing = self._match(scales)
+        self.journal.write(progress, now=True)
+        if scales is not None:  # from the lightest form back into the scales of the reference
+            current.move_all(symmetry.invert(scales))
+            target = None if target is None else symmetry.apply(symmetry.invert(scales), target)
+        result = apply_elements(
+            current.population,
+            symmetry,
+            current.elements,
+            path=path,
+            executor=executor,
+            only=_missing_shards(path, current),
+        )
+        reached = agreement(symmetry, result, target, executor)
+        return Alignment(
+            result,
+            current.elements,
+            symmetry,
+            reached.reference,
+            reached.overlap,
+            before,
+            reached.residual,
+            tuple(progress.history),
+            missing,
+        )
+
+    def _match(self, scales: Element | None) -> tuple[Progress, State | None, Mapping[str, str]]:
+        """Match all members; by activations once more for units that show only when the others are in place."""
+        current, settings, executor = self.current, self.settings, self.executor
+        features = self._features()
+        matcher = Matcher(features, self.symmetry)
+        target = self._target(matcher, scales)
+        progress = self.journal.resume()
+        while True:
+            if progress.stage and isinstance(features, ActivationFeatures):
+                matcher = Matcher(features.second(current.member(0)), self.symmetry)
+            matching: Consensus | MatchToReference
+            if target is None:
+                if progress.total:
+                    _check_total(self.journal.path, progress, matcher.features.features(current.member(0)))
+                matching = Consensus(current, matcher, executor, sweeps=settings.sweeps, tolerance=settings.tolerance)
+            else:
+                matching = MatchToReference(current, matcher, executor, target)
+            progress = matching.run(progress, self._report)
+            if progress.stage or not matching.missing:
+                return progress, target, matching.missing
+            progress = Progress(stage=1, history=progress.history)
+
+    def _features(self) -> Features:
+        settings, layout = self.settings, BlockLayout.of(self.symmetry)
+        if settings.model is None:
+            return Weights(layout)
+        return ActivationFeatures(layout, settings.model, settings.inputs, kind=settings.kind)
+
+    def _reference_scales(self) -> Element:
+        """The scales that balance the reference."""
+        network = self.settings.network
+        state = self.current.population.member(0) if network is None else network
+        return lightest(BlockLayout.of(self.symmetry, statistics=True), state)
+
+    def _target(self, matcher: Matcher, scales: Element | None) -> State | None:
+        """The network to match to, in the scale of comparison; None for a consensus."""
+        current, network = self.current, self.settings.network
+        if network is not None:
+            return network if scales is None else self.symmetry.apply(scales, network)
+        if self.settings.reference == "consensus":
+            return None
+        first = self.settings.reference == "first"
+        return current.member(0 if first else medoid(current, matcher, self.executor))
+
+    def _report(self, progress: Progress) -> None:
+        self.journal.write(progress)
+        if self.progress is not None and progress.place:
+            reached = f", overlap {progress.history[-1]:.6g}" if progress.history else ""
+            self.progress(progress.place, len(self.current), f"sweep {progress.sweep + 1}{reached}")
+
+
+def _missing_shards(path: Path | None, current: AlignmentState) -> list[int] | None:
+    """Numbers of the shards that a result lacks whose others are there, bit for bit; None where none is there yet.
 
     So it is where a run was interrupted after it had written its networks, or where some of them were lost since.
 
@@ -477,84 +367,166 @@ def _lost(path: Path | None, frame: AlignmentState) -> list[int] | None:
     """
     if path is None or not (path / MANIFEST).exists():
         return None
-    lost = missing_shards(frame.population, path)
-    there = [shard for shard in enumerate(parts(frame.population)) if lost is not None and shard[0] not in lost]
-    if lost is None or not all(_same(frame, path, number, *part) for number, part in there):
+    missing = missing_shards(current.population, path)
+    if missing is None or not all(
+        _is_written(current, path, number, *shard)
+        for number, shard in enumerate(parts(current.population))
+        if number not in missing
+    ):
         raise InputError(
             f"expected a new or empty folder for the result, or what this alignment has written there before, but "
             f"{path} holds something else: choose another path"
         )
-    return lost
+    return missing
 
 
-def _same(frame: AlignmentState, path: Path, number: int, start: int, members: Population) -> bool:
+def _is_written(current: AlignmentState, path: Path, number: int, start: int, members: Population) -> bool:
     """Whether a shard of the result holds these members, moved."""
-    written = shard_tensors(frame.population, path, number)
-    expected = moved(members, frame.symmetry, frame.elements.some(start, start + len(members))).stacked()
+    written = shard_tensors(current.population, path, number)
+    elements = current.elements.some(start, start + len(members))
+    expected = apply_elements(members, current.symmetry, elements).stacked()
     return all(torch.equal(value, expected[name]) for name, value in written.items())
 
 
-def _run(
-    frame: AlignmentState,
-    plan: AlignPlan,
-    home: Element | None,
-    tell: Callable[[Progress], None],
-    journal: Journal,
-    executor: Executor,
-) -> tuple[Progress, State | None, Mapping[str, str]]:
-    """Match everybody; by activations once more for units that show only when the others are in place."""
-    view = _view(frame.symmetry, plan)
-    matcher = Matcher(view, frame.symmetry)
-    target = _target(frame, matcher, plan, home, executor)
-    at = journal.resume()
-    while True:
-        if at.stage and isinstance(view, Activity):
-            matcher = Matcher(view.second(frame.first()), frame.symmetry)
-        way: Consensus | MatchToReference
-        if target is None:
-            if at.total:
-                check_total(journal.path, at, matcher.view.features(frame.first()))
-            way = Consensus(frame, matcher, executor, sweeps=plan.sweeps, tolerance=plan.tolerance)
-        else:
-            way = MatchToReference(frame, matcher, executor, target)
-        at = way.run(at, tell)
-        if at.stage or not way.missing:
-            return at, target, way.missing
-        at = Progress(stage=1, history=at.history)
+_SECONDS = 20.0  # between two entries of a journal: what a killed run may lose
+_LARGEST = 1e100  # of a sum in a journal: its products must still be numbers
+_FACTOR = 1e15
+_COUNTS = ("sweep", "place", "moved", "stage")
 
 
-def _view(symmetry: Symmetry, plan: AlignPlan) -> Features:
-    board = BlockLayout.of(symmetry)
-    if plan.by == "weights":
-        return Weights(board)
-    options = plan.options
-    return Activity(board, options["model"], options["inputs"], kind=options.get("kind", "uncentred"))
+def journal_of(path: Path) -> Path:
+    """The journal of the alignment whose result will be under `path`."""
+    return real_path(path).with_name(real_path(path).name + ".journal")
 
 
-def _home(frame: AlignmentState, plan: AlignPlan) -> Element:
-    """The scales that balance the reference."""
-    state = plan.fixed if plan.fixed is not None else frame.population.member(0)
-    return lightest(BlockLayout.of(frame.symmetry, statistics=True), state)
+class Journal:
+    """The file `<path>.journal`: written every few seconds, read when a run starts, deleted when it is done."""
+
+    def __init__(
+        self, path: Path | None, current: AlignmentState, population: str, settings: Mapping[str, Any]
+    ) -> None:
+        """The journal beside `path`; without a path nothing is written.
+
+        Args:
+            path: where the aligned population will be.
+            current: the population and its elements.
+            population: fingerprint of the members.
+            settings: all else that the result depends on; a journal of another run is refused.
+        """
+        self.path = None if path is None else journal_of(path)
+        self.current = current
+        identity = [population, current.symmetry.to_json(), settings]
+        self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        self._last = time.monotonic()
+
+    def resume(self) -> Progress:
+        """The progress of an interrupted run, with its elements set; a fresh one if there is none.
+
+        Raises:
+            InputError: the journal belongs to another run.
+            StorageError: the file is no journal, or damaged.
+        """
+        if self.path is None or not self.path.exists():
+            return Progress()
+        try:
+            tensors, header = read_tensors(self.path)
+            entry = json.loads(header.get("onebasin", "{}"))
+        except (StorageError, ValueError, RecursionError) as error:
+            raise _damaged(self.path) from error
+        if not isinstance(entry, dict) or not {"key", "progress", "names", "sum"} <= entry.keys():
+            raise _damaged(self.path)
+        if entry["sum"] != _checksum(tensors):
+            raise _damaged(self.path)
+        if entry["key"] != self.key:
+            raise InputError(
+                f"{self.path} is the journal of an interrupted alignment of other networks or with other settings: "
+                "repeat that one to finish it, choose another path, or delete the journal to give it up"
+            )
+        return _restore(self.path, entry, tensors, self.current.elements)
+
+    def write(self, progress: Progress, *, now: bool = False) -> None:
+        """Replace the file if it is old enough."""
+        if self.path is None or not (now or time.monotonic() - self._last > _SECONDS):
+            return
+        tensors = {f"total/{name}": value for name, value in progress.total.items()} | _named(self.current.elements)
+        fields = {name: value for name, value in vars(progress).items() if name != "total"}
+        entry = {"key": self.key, "progress": fields, "names": list(progress.total), "sum": _checksum(tensors)}
+        make_folder(self.path.parent)
+        write_tensors(self.path, tensors, {"onebasin": json.dumps(entry)})
+        self._last = time.monotonic()
+
+    def close(self) -> None:
+        """Delete the file: the result is written."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
 
 
-def _target(
-    frame: AlignmentState, matcher: Matcher, plan: AlignPlan, home: Element | None, executor: Executor
-) -> State | None:
-    """The network to match to, in the scale of comparison; None for a consensus."""
-    if plan.reference == "consensus":
-        return None
-    if plan.fixed is None:
-        return frame.first() if plan.reference == "first" else frame.one(medoid(frame, matcher, executor))
-    return plan.fixed if home is None else frame.symmetry.apply(home, plan.fixed)
+def _named(elements: Element) -> State:
+    """The tensors of elements under their names in a journal."""
+    orders = {f"order/{name}": value for name, value in elements.orders.items()}
+    return orders | {f"factor/{name}": value for name, value in elements.factors.items()}
 
 
-def _teller(
-    members: int, journal: Journal, progress: Callable[[int, int, str], None] | None
-) -> Callable[[Progress], None]:
-    def tell(at: Progress) -> None:
-        journal.note(at)
-        if progress is not None and at.place:
-            reached = f", overlap {at.history[-1]:.6g}" if at.history else ""
-            progress(at.place, members, f"sweep {at.sweep + 1}{reached}")
+def _checksum(tensors: State) -> int:
+    value = 0
+    for name in sorted(tensors):
+        value = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), value))
+    return value
 
-    return tell
+
+def _damaged(path: Path | None) -> StorageError:
+    return StorageError(
+        f"{path or 'the journal'} is no journal of an alignment, or is damaged: delete it to start again, or choose "
+        "another path"
+    )
+
+
+def _restore(path: Path, entry: Mapping[str, Any], tensors: State, elements: Element) -> Progress:
+    """The progress of an entry; its elements are copied into `elements`, once all of it is known to be usable."""
+    targets = _named(elements)
+    try:
+        progress = Progress(**entry["progress"])
+        progress.total = {name: tensors[f"total/{name}"] for name in entry["names"]}  # in the order of the sums
+        usable = _is_usable(progress, elements.members or 1) and all(
+            _is_element(tensors[name], target) for name, target in targets.items()
+        )
+    except (KeyError, TypeError) as error:
+        raise _damaged(path) from error
+    if not usable:
+        raise _damaged(path)
+    for name, target in targets.items():
+        target.copy_(tensors[name])
+    return progress
+
+
+def _is_usable(progress: Progress, members: int) -> bool:
+    counts = [getattr(progress, name) for name in _COUNTS]
+    if not all(type(count) is int and count >= 0 for count in counts) or not isinstance(progress.done, bool):
+        return False
+    if not isinstance(progress.history, list) or not all(map(_is_finite, (progress.norms, *progress.history))):
+        return False
+    least = progress.sweep if progress.total else 0
+    return progress.place <= members and progress.stage <= 1 and len(progress.history) >= least
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _is_element(read: Tensor, target: Tensor) -> bool:
+    """Whether orders are orders, and factors numbers that leave weights numbers."""
+    if read.shape != target.shape or read.dtype != target.dtype:
+        return False
+    if read.is_floating_point():
+        return bool(((read.abs() > 1 / _FACTOR) & (read.abs() < _FACTOR)).all())
+    return torch.equal(read.sort(-1).values, torch.arange(read.shape[-1]).expand(read.shape))
+
+
+def _check_total(path: Path | None, progress: Progress, features: State) -> None:
+    """Raise unless a sum read from a journal has the shapes of features of a member, and finite numbers."""
+    total = progress.total
+    if total.keys() != features.keys() or not all(
+        value.shape == features[name].shape and value.dtype == torch.float64 and bool((value.abs() < _LARGEST).all())
+        for name, value in total.items()
+    ):
+        raise _damaged(path)

@@ -1,4 +1,4 @@
-"""The best element for given gains: one assignment per space, nested where spaces are fibred, signs included.
+"""The best element for given gains: one assignment per space, nested where spaces are, signs included.
 
 For gains G_c[x, y] (character c, new coordinate x, old coordinate y) the group's linear problem is
 
@@ -7,6 +7,9 @@ For gains G_c[x, y] (character c, new coordinate x, old coordinate y) the group'
 where chi_c(x) is the product of the unit's signs that character c sees. For one pair (x, y) the signs can be chosen
 at once, so what remains is an assignment; for heads it is an assignment of heads whose gains are the values of the
 assignments inside them. The answer is exact.
+
+A *character* says which of a unit's signs a tensor sees; its value chi is their product. Signs that no character
+mixes are chosen apart; those that are mixed are tried in all combinations.
 """
 
 from __future__ import annotations
@@ -59,17 +62,17 @@ def _chi(signs: Tensor, table: Tensor) -> Tensor:
     return torch.where(table.bool()[:, :, None], signs[None], torch.ones((), dtype=signs.dtype)).prod(1)
 
 
-def _climb(chosen: Tensor, table: Tensor) -> Tensor:
+def _climb(best_signs: Tensor, table: Tensor) -> Tensor:
     """Signs (generators, N) for gains (characters, N), flipped one after the other while that helps."""
-    signs = torch.ones(table.shape[1], chosen.shape[1], dtype=torch.float64)
+    signs = torch.ones(table.shape[1], best_signs.shape[1], dtype=torch.float64)
     for _ in range(2 * len(signs)):
         for g in range(len(signs)):
-            pull = (chosen * _chi(signs, table) * table[:, g : g + 1]).sum(0)  # what this sign contributes as it is
+            pull = (best_signs * _chi(signs, table) * table[:, g : g + 1]).sum(0)  # what this sign contributes as it is
             signs[g] = torch.where(pull < 0, -signs[g], signs[g])
     return signs
 
 
-def merged(gains: Tensor, characters: list[Character], components: list[Component]) -> Tensor:
+def gains_under_best_signs(gains: Tensor, characters: list[Character], components: list[Component]) -> Tensor:
     """The gain of each pair of coordinates under its best signs: (N, N)."""
     plain = [c for c, character in enumerate(characters) if not any(character)]
     if not components and len(plain) == 1:
@@ -94,7 +97,7 @@ def merged(gains: Tensor, characters: list[Character], components: list[Componen
     return total
 
 
-def chosen(gains: Tensor, characters: list[Character], parts: list[Component], count: int) -> Tensor:
+def best_signs(gains: Tensor, characters: list[Character], parts: list[Component], count: int) -> Tensor:
     """The best signs (count, N) for gains (characters, N)."""
     signs = torch.ones(count, gains.shape[1], dtype=torch.float32)
     for members, seen in parts:
@@ -113,7 +116,7 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class SpacePlacement:
-    """Where one space stands at a vertex: the source of each coordinate (N,), and its signs (generators, N)."""
+    """One space at a vertex: the source of each coordinate (N,), and its signs (generators, N)."""
 
     source: Tensor
     signs: Tensor
@@ -133,14 +136,12 @@ class Solution:
 class Assignment:
     """The linear problem over all spaces that permute or carry signs."""
 
-    def __init__(self, board: BlockLayout, *, plain: bool = False) -> None:
-        """Find each space's sign generators, the characters its feet see, and which spaces hang on which.
+    def __init__(self, layout: BlockLayout, *, plain: bool = False) -> None:
+        """Find each space's sign generators, the characters its axes see, and which spaces are nested in which.
 
-        Args:
-            board: the symmetry, laid out.
-            plain: every space also gets the character that sees no sign, for gains of standard deviations.
+        With `plain` every space also gets the character that sees no sign, for gains of standard deviations.
         """
-        self.spaces: Sequence[Space] = board.spaces
+        self.spaces: Sequence[Space] = layout.spaces
         numbers = {space.name: number for number, space in enumerate(self.spaces)}
         self.signs = [[g for g, kind in enumerate(space.generators) if kind.endswith("sign")] for space in self.spaces]
         self.moves = [
@@ -148,12 +149,12 @@ class Assignment:
             for space, flips in zip(self.spaces, self.signs, strict=True)
         ]
         self.characters: list[list[tuple[int, ...]]] = [[] for _ in self.spaces]
-        for block in board.blocks:
-            for foot in block.feet:
-                character = self.character(foot.space, foot.powers)
+        for block in layout.blocks:
+            for axis in block.axes:
+                character = self.character(axis.space, axis.powers)
                 for seen in (character, (0,) * len(character)) if plain else (character,):
-                    if seen not in self.characters[foot.space]:
-                        self.characters[foot.space].append(seen)
+                    if seen not in self.characters[axis.space]:
+                        self.characters[axis.space].append(seen)
         self.parents = [[numbers.get(name) for name, _ in space.parents] for space in self.spaces]
         self.children: list[list[int]] = [[] for _ in self.spaces]
         self.roots: list[int] = []
@@ -164,7 +165,7 @@ class Assignment:
         self.components = [components(len(s), c) for s, c in zip(self.signs, self.characters, strict=True)]
 
     def character(self, space: int, powers: tuple[int, ...]) -> tuple[int, ...]:
-        """Which of the space's signs a leg with these powers sees."""
+        """The character of a leg with these powers: which of the space's signs it sees."""
         return tuple(powers[g] % 2 for g in self.signs[space])
 
     def size(self, space: int) -> int:
@@ -177,7 +178,7 @@ class Assignment:
         return max((self.size(space) for space in range(len(self.spaces))), default=0)
 
     def family(self, root: int) -> list[int]:
-        """A space and all that hang on it."""
+        """A space and all that are nested in it."""
         return [root, *itertools.chain.from_iterable(self.family(child) for child in self.children[root])]
 
     def identity(self) -> Vertex:
@@ -191,7 +192,7 @@ class Assignment:
         ]
 
     def chi(self, place: SpacePlacement, space: int, character: int) -> Tensor | None:
-        """The signs (N,) that a character sees; None stands for all ones."""
+        """The signs (N,) that a character sees; None where all are 1."""
         seen = [number for number, on in enumerate(self.characters[space][character]) if on]
         return place.signs[seen].prod(0) if seen else None
 
@@ -203,45 +204,42 @@ class Assignment:
         return float(picked.sum() if chi is None else (picked * chi.to(picked)).sum())
 
     def best(self, gains: Sequence[Tensor], root: int) -> tuple[dict[int, SpacePlacement], float]:
-        """Solve the tree under a root.
+        """Solve the tree of spaces under a root, which has no parents that move.
 
-        Args:
-            gains: per space (characters, N, N), rows in new coordinates, columns in old ones.
-            root: a space without parents that move.
+        Gains are per space (characters, N, N), rows in new coordinates, columns in old ones.
 
         Returns:
-            The places of the root and of all that hang on it, and the value they reach.
+            The placements of the root and of all spaces nested in it, and the value they reach.
         """
         family = self.family(root)
-        merged = {space: self._merged(space, gains[space]) for space in family}
+        merged = {
+            space: gains_under_best_signs(gains[space], self.characters[space], self.components[space]).cpu().numpy()
+            for space in family
+        }
         solution = self._solve_root(root, merged)
         places = {}
         for space in family:
             source = self._sources(space, solution)
             rows = torch.arange(len(source), device=gains[space].device)
             picked = gains[space][:, rows, source.to(gains[space].device)].double().cpu()
-            flips = chosen(picked, self.characters[space], self.components[space], len(self.signs[space]))
+            flips = best_signs(picked, self.characters[space], self.components[space], len(self.signs[space]))
             places[space] = SpacePlacement(source, flips)
         return places, solution.value
 
-    def _merged(self, space: int, gains: Tensor) -> Numbers:
-        found: Numbers = merged(gains, self.characters[space], self.components[space]).cpu().numpy()
-        return found
-
-    def _solve_root(self, root: int, merged: dict[int, Numbers]) -> Solution:
+    def _solve_root(self, root: int, gains: dict[int, Numbers]) -> Solution:
         """Solve each copy of a root: its parents, if any, are rigid."""
         whole = Solution(0.0)
         for copy in range(self.spaces[root].copies):
-            part = self._solve(root, (copy, copy), merged)
+            part = self._solve(root, (copy, copy), gains)
             whole.value += part.value
             whole.parts += part.parts
         return whole
 
-    def _solve(self, space: int, copies: tuple[int, int], merged: dict[int, Numbers]) -> Solution:
+    def _solve(self, space: int, copies: tuple[int, int], gains: dict[int, Numbers]) -> Solution:
         """The assignment of one (new, old) pair of copies of a space, children included."""
         n = self.spaces[space].size
         new, old = copies
-        gain = merged[space][new * n : (new + 1) * n, old * n : (old + 1) * n]
+        gain = gains[space][new * n : (new + 1) * n, old * n : (old + 1) * n]
         inside: dict[tuple[int, int], Solution] = {}
         if self.children[space]:
             gain = gain.copy()
@@ -249,7 +247,7 @@ class Assignment:
                 itertools.product(range(n), repeat=2) if self.spaces[space].permutable else ((i, i) for i in range(n))
             )
             for i, j in pairs:
-                inside[i, j] = self._inside(space, (new, i), (old, j), merged)
+                inside[i, j] = self._inside(space, (new, i), (old, j), gains)
                 gain[i, j] += inside[i, j].value
         order = _assign(gain) if self.spaces[space].permutable else np.arange(n)
         solution = Solution(float(gain[np.arange(n), order].sum()), [(space, new, old, order)])
@@ -257,12 +255,12 @@ class Assignment:
             solution.parts += inside[i, int(j)].parts
         return solution
 
-    def _inside(self, space: int, new: tuple[int, int], old: tuple[int, int], merged: dict[int, Numbers]) -> Solution:
+    def _inside(self, space: int, new: tuple[int, int], old: tuple[int, int], gains: dict[int, Numbers]) -> Solution:
         """All children of unit new[1] in copy new[0], when it comes from unit old[1] of copy old[0]."""
         whole = Solution(0.0)
         for child in self.children[space]:
             for pair in self._copies(space, child, new, old):
-                part = self._solve(child, pair, merged)
+                part = self._solve(child, pair, gains)
                 whole.value += part.value
                 whole.parts += part.parts
         return whole
@@ -277,21 +275,21 @@ class Assignment:
             where.append({**dict(zip(names, outer, strict=True)), self.spaces[space].name: unit})
         parents = self.spaces[child].parents
         free = [(name, size) for name, size in parents if name not in where[0]]
-        found = []
+        pairs = []
         for values in itertools.product(*[range(size) for _, size in free]):
             both = [{**place, **dict(zip([name for name, _ in free], values, strict=True))} for place in where]
             indices = [tuple(place[name] for name, _ in parents) for place in both]
             new_copy, old_copy = (int(np.ravel_multi_index(index, [s for _, s in parents])) for index in indices)
-            found.append((new_copy, old_copy))
-        return found
+            pairs.append((new_copy, old_copy))
+        return pairs
 
     def _sources(self, space: int, solution: Solution) -> Tensor:
         n = self.spaces[space].size
-        found = np.arange(self.size(space))
+        source = np.arange(self.size(space))
         for number, new, old, order in solution.parts:
             if number == space:
-                found[new * n : (new + 1) * n] = old * n + order
-        return torch.from_numpy(found)
+                source[new * n : (new + 1) * n] = old * n + order
+        return torch.from_numpy(source)
 
     def element(self, vertex: Vertex) -> Element:
         """The vertex as an Element; scales are 1."""
@@ -306,9 +304,9 @@ class Assignment:
                 factors[space.name] = table.reshape(len(space.generators), *shape)
         return Element(orders, factors)
 
-    def vertex(self, element: Element, board: BlockLayout) -> Vertex:
+    def vertex(self, element: Element, layout: BlockLayout) -> Vertex:
         """The permutations and signs of an Element."""
-        wide = ExpandedElement(board.symmetry, element)
+        wide = ExpandedElement(layout.symmetry, element)
         return [
             SpacePlacement(
                 sources(wide, number)[0],

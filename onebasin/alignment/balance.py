@@ -1,15 +1,23 @@
 """The member of least mass on an orbit of positive scales ("min-mass"), for one network or a whole population.
 
-The mass, the sum of squared weights, is convex in log scales (`mass.py`); sweeps of exact coordinate steps find its
-minimum (`settle.py`), where every unit's incoming mass equals its outgoing mass. Directions without a minimum, before
-a batch norm, are held at unit norm (`norm_scale.py`); dead units are left alone and reported (`live.py`). A tensor
-that a state dict lists under two names counts once for each.
+A *gauge* is one scale generator of one space; it has a log factor s for every coordinate (copy * size + unit). Along
+the orbit every weight w moves to w * exp(sum of power * s), so that
+
+    mass(s) = sum over weights of w^2 exp(2 * sum of power * s),
+
+a positive sum of exponentials of linear forms: convex in s. Only sums of w^2 over entries that move alike are needed;
+`MassLayout.reduce` makes them once, in float64, and all that follows works on them. Sweeps of exact coordinate steps
+find the minimum (`minimise`), where every unit's incoming mass equals its outgoing mass. A tensor that a state dict
+lists under two names counts once for each.
+
+Two kinds of direction have no minimum. Weights before a batch norm (or the direction of a weight norm) may shrink for
+ever: they are brought to unit norm (`Lift`). Dead units are left alone and reported (`unbounded_directions`).
 
 >>> from torch import nn
 >>> import onebasin as ob
 >>> model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
->>> found = balance(model.state_dict(), ob.discover(model, torch.zeros(1, 3)))
->>> bool(found.mass_after < found.mass_before), found.dead
+>>> balanced = balance(model.state_dict(), ob.discover(model, torch.zeros(1, 3)))
+>>> bool(balanced.mass_after < balanced.mass_before), balanced.dead
 (True, ())
 """
 
@@ -23,16 +31,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Unpack
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
-from onebasin.errors import InputError, SpecError, check_options
-from onebasin.parallel import ExecutionOptions, executor_for, one_thread
-from onebasin.population import Population, block_members, caller_bytes, mapped, member_bytes
+from onebasin.errors import InputError, SpecError
+from onebasin.parallel import Executor, executor_for, one_thread
+from onebasin.population import Population, block_members, mapped
 from onebasin.state import State, is_statistic
 from onebasin.symmetry import Element, ExpandedElement, Symmetry, apply_block
 
@@ -106,17 +113,17 @@ class Part:
     @cached_property
     def _ways(self) -> dict[Side, tuple[list[int], tuple[int, ...], list[int]]]:
         """For every side: dims that are summed, the order of those that are kept, and the shape of a spread table."""
-        sizes, found = self.values.shape[1:], {}
+        sizes, ways = self.values.shape[1:], {}
         for side in self.sides:
             others = [1 + dim for dim in range(len(sizes)) if dim not in side.dims]
             kept = sorted(side.dims)
             order = (0, *[1 + kept.index(dim) for dim in side.dims])
-            found[side] = (others, order, [size if dim in side.dims else 1 for dim, size in enumerate(sizes)])
-        return found
+            ways[side] = (others, order, [size if dim in side.dims else 1 for dim, size in enumerate(sizes)])
+        return ways
 
 
 def _by_numpy(matrices: Tensor) -> bool:
-    """Whether numpy multiplies these: its product of many small matrices is several times as fast as torch's."""
+    """Whether numpy should multiply these: its product of many small matrices is several times as fast as torch's."""
     return matrices.device.type == "cpu" and matrices[0].numel() < _MANY
 
 
@@ -144,13 +151,13 @@ class Mass:
     @cached_property
     def touching(self) -> list[list[tuple[int, int, int, int]]]:
         """For every gauge: (part, side, power, in how many sides of the part the gauge acts)."""
-        found: list[list[tuple[int, int, int, int]]] = [[] for _ in self.gauges]
+        touching: list[list[tuple[int, int, int, int]]] = [[] for _ in self.gauges]
         for place, part in enumerate(self.parts):
-            held = [gauge for side in part.sides for gauge, _ in side.powers]
+            acting = [gauge for side in part.sides for gauge, _ in side.powers]
             for number, side in enumerate(part.sides):
                 for gauge, power in side.powers:
-                    found[gauge].append((place, number, power, held.count(gauge)))
-        return found
+                    touching[gauge].append((place, number, power, acting.count(gauge)))
+        return touching
 
     @cached_property
     def _others(self) -> list[list[list[int]]]:
@@ -166,47 +173,47 @@ class Mass:
     @cached_property
     def exponents(self) -> list[Tensor]:
         """For every part the powers of all gauges on its sides: (sides, gauges)."""
-        found = []
+        tables = []
         for part in self.parts:
             table = self.rest.new_zeros(len(part.sides), len(self.gauges))
             for number, side in enumerate(part.sides):
                 for gauge, power in side.powers:
                     table[number, gauge] = power
-            found.append(table)
-        return found
+            tables.append(table)
+        return tables
 
-    def side(self, gauge: int) -> int:
+    def one_sign(self, gauge: int) -> int:
         """1 or -1 where all powers of a gauge have this sign: the mass then has no minimum along it. Else 0."""
         signs = {1 if power > 0 else -1 for _, _, power, _ in self.touching[gauge]}
         return next(iter(signs)) if len(signs) == 1 else 0
 
     @cached_property
-    def here(self) -> Point:
+    def here(self) -> LogScales:
         """The networks as they are: all logs zero. Move only a copy: what is summed here is summed once for all."""
-        return Point([self.rest.new_zeros(self.members, gauge.size) for gauge in self.gauges])
+        return LogScales([self.rest.new_zeros(self.members, gauge.size) for gauge in self.gauges])
 
-    def along(self, place: int, number: int, point: Point) -> Tensor:
-        """The mass of a part that hangs on each coordinate of a side: (M, coordinates)."""
+    def along(self, place: int, number: int, point: LogScales) -> Tensor:
+        """The mass of a part at each coordinate of a side: (M, coordinates)."""
         part, stamp = self.parts[place], [point.stamps[gauge] for gauge in self._others[place][number]]
-        known = point.sums.get((place, number))
-        if known is None or known[0] != stamp:
-            known = (stamp, part.onto(number, [point.factor(side.powers) for side in part.sides]))
-            point.sums[place, number] = known
-        return known[1] * point.factor(part.sides[number].powers)
+        cached = point.sums.get((place, number))
+        if cached is None or cached[0] != stamp:
+            cached = (stamp, part.onto(number, [point.factor(side.powers) for side in part.sides]))
+            point.sums[place, number] = cached
+        return cached[1] * point.factor(part.sides[number].powers)
 
-    def whole(self, place: int, point: Point) -> Tensor:
+    def whole(self, place: int, point: LogScales) -> Tensor:
         """The mass of a part (M,), by a side whose sums are still known if there is one."""
         for number, others in enumerate(self._others[place]):
-            known = point.sums.get((place, number))
-            if known is not None and known[0] == [point.stamps[gauge] for gauge in others]:
+            cached = point.sums.get((place, number))
+            if cached is not None and cached[0] == [point.stamps[gauge] for gauge in others]:
                 return self.along(place, number, point).sum(1)
         return self.along(place, 0, point).sum(1)
 
-    def total(self, point: Point) -> Tensor:
+    def total(self, point: LogScales) -> Tensor:
         """The mass (M,) at a point."""
         return sum((self.whole(place, point) for place, _ in enumerate(self.parts)), start=self.rest)
 
-    def pulls(self, gauge: int, point: Point) -> dict[int, Tensor]:
+    def by_power(self, gauge: int, point: LogScales) -> dict[int, Tensor]:
         """Power -> mass (M, coordinates) that a gauge moves with this power.
 
         A part in which the gauge acts on k sides couples its coordinates. There
@@ -215,14 +222,14 @@ class Mass:
 
         decouples them: mass / k with power k * p is an upper bound that touches at d = 0, with the same slope.
         """
-        found: dict[int, Tensor] = {}
+        by_power: dict[int, Tensor] = {}
         for place, number, power, times in self.touching[gauge]:
             mass = self.along(place, number, point)
             if times > 1:
                 mass = mass / times
-            known = found.get(power * times)
-            found[power * times] = mass if known is None else known + mass
-        return found
+            total = by_power.get(power * times)
+            by_power[power * times] = mass if total is None else total + mass
+        return by_power
 
     def members_of(self, rows: Tensor) -> Mass:
         """The mass of some members only."""
@@ -230,7 +237,7 @@ class Mass:
         return Mass(self.gauges, parts, self.rest[rows])
 
 
-class Point:
+class LogScales:
     """Log scales (M, coordinates) of every gauge, and what follows from them. For one `Mass` only."""
 
     def __init__(self, logs: list[Tensor]) -> None:
@@ -240,21 +247,21 @@ class Point:
         self.sums: dict[tuple[int, int], tuple[list[int], Tensor]] = {}  # (part, side) -> stamps of the others, sums
         self._factors: list[dict[Powers, Tensor]] = [{} for _ in logs]  # under every gauge that is in the powers
 
-    def copy(self) -> Point:
+    def copy(self) -> LogScales:
         """The same point, to be moved on its own."""
-        made = Point(self.logs)
-        made.stamps, made.sums = list(self.stamps), dict(self.sums)
-        return made
+        copy = LogScales(self.logs)
+        copy.stamps, copy.sums = list(self.stamps), dict(self.sums)
+        return copy
 
     def factor(self, powers: Powers) -> Tensor:
         """What the gauges of one side do to squares, exp(2 * sum of power * s): (M, coordinates)."""
-        known = self._factors[powers[0][0]].get(powers)
-        if known is None:
+        factor = self._factors[powers[0][0]].get(powers)
+        if factor is None:
             first, *more = [2 * power * self.logs[gauge] for gauge, power in powers]
-            known = sum(more, start=first).exp()
+            factor = sum(more, start=first).exp()
             for gauge, _ in powers:
-                self._factors[gauge][powers] = known
-        return known
+                self._factors[gauge][powers] = factor
+        return factor
 
     def move(self, gauge: int, step: Tensor) -> None:
         """Add a step (M, coordinates) to one gauge."""
@@ -268,28 +275,28 @@ class Point:
 
 
 @dataclass(frozen=True, eq=False)
-class SquaresLayout:
-    """Which gauges a board has, and which of them act where; nothing here depends on weights."""
+class MassLayout:
+    """The gauges of a symmetry, and which of them act on each side of each block; independent of weights."""
 
-    board: BlockLayout
+    block_layout: BlockLayout
     gauges: tuple[Gauge, ...]
     sides: tuple[tuple[Side, ...], ...]  # for every block
 
     @classmethod
-    def of(cls, board: BlockLayout) -> SquaresLayout:
+    def of(cls, layout: BlockLayout) -> MassLayout:
         """Find the gauges: generators of the kinds "scale" and "norm-scale"."""
         numbers: dict[tuple[int, int], int] = {}
-        for number, space in enumerate(board.spaces):
+        for number, space in enumerate(layout.spaces):
             for generator, kind in enumerate(space.generators):
                 if kind.endswith("scale"):
                     numbers[number, generator] = len(numbers)
-        sides = tuple(_sides(block, numbers) for block in board.blocks)
+        sides = tuple(_sides(block, numbers) for block in layout.blocks)
         gauges = []
         for number, generator in numbers:
-            space = board.spaces[number]
-            kind, size = space.generators[generator], board.coordinates(number)
+            space = layout.spaces[number]
+            kind, size = space.generators[generator], layout.coordinates(number)
             gauges.append(Gauge(number, generator, kind, size, space.name))
-        return cls(board, tuple(gauges), sides)
+        return cls(layout, tuple(gauges), sides)
 
     def reduce(self, stacked: Mapping[str, Tensor], *, biases: bool = True, start: int = 0) -> Mass:
         """Sum squares of stacked weights (M, *shape), statistics left out, biases too if asked.
@@ -298,26 +305,28 @@ class SquaresLayout:
         """
         single: dict[tuple[Powers, bool], Part] = {}
         coupled: list[Part] = []
-        rest = _uncovered(self.board, stacked, biases)
-        for block, sides in zip(self.board.blocks, self.sides, strict=True):
+        rest = _uncovered(self.block_layout, stacked, biases)
+        for block, sides in zip(self.block_layout.blocks, self.sides, strict=True):
             if not _counts(block.tensor, biases):
                 continue
             values = _squares(block.take(stacked[block.tensor]), block, sides)
             if not sides:
                 rest = rest + values
                 continue
-            for part in _decoupled(Part(values, _renumbered(sides), is_bias(block.tensor))):
+            dims = sorted({dim for side in sides for dim in side.dims})  # those that are left in values
+            numbered = tuple(replace(side, dims=tuple(map(dims.index, side.dims))) for side in sides)
+            for part in _decoupled(Part(values, numbered, is_bias(block.tensor))):
                 if len(part.sides) > 1:
                     coupled.append(part)
                     continue
                 flat = _flat(part)  # parts that move alike are one part
                 key = (flat.sides[0].powers, flat.bias)
-                known = single.get(key)
-                single[key] = flat if known is None else replace(known, values=known.values + flat.values)
+                same = single.get(key)
+                single[key] = flat if same is None else replace(same, values=same.values + flat.values)
         rest = rest + sum(part.values.sum(1) for (powers, _), part in single.items() if not powers)
         mass = Mass(self.gauges, [*[part for (powers, _), part in single.items() if powers], *coupled], rest)
         if not bool(torch.isfinite(mass.total(mass.here)).all()):
-            check_finite(stacked, start)
+            check_members_finite(stacked, start)
             raise SpecError(
                 "the squares of some weights overflow: networks with weights beyond 1e150 are not supported"
             )
@@ -335,10 +344,10 @@ def _counts(name: str, biases: bool) -> bool:
 
 
 def _sides(block: TensorBlock, numbers: Mapping[tuple[int, int], int]) -> tuple[Side, ...]:
-    found: dict[tuple[int, tuple[int, ...]], BlockAxis] = {(foot.space, foot.dims): foot for foot in block.feet}
+    axes: dict[tuple[int, tuple[int, ...]], BlockAxis] = {(axis.space, axis.dims): axis for axis in block.axes}
     sides = []
-    for (space, dims), foot in found.items():
-        powers = {numbers[space, g]: power for g, power in enumerate(foot.powers) if power and (space, g) in numbers}
+    for (space, dims), axis in axes.items():
+        powers = {numbers[space, g]: power for g, power in enumerate(axis.powers) if power and (space, g) in numbers}
         if powers:
             sides.append(Side(space, dims, tuple(sorted(powers.items()))))
     return tuple(sides)
@@ -346,19 +355,13 @@ def _sides(block: TensorBlock, numbers: Mapping[tuple[int, int], int]) -> tuple[
 
 def _squares(part: Tensor, block: TensorBlock, sides: tuple[Side, ...]) -> Tensor:
     """Sum squares (M, *dims, rest) over the rest and over all dims that are in no side."""
-    held = {dim for side in sides for dim in side.dims}
-    gone = [1 + dim for dim in range(len(block.dims)) if dim not in held]
+    kept = {dim for side in sides for dim in side.dims}
+    summed = [1 + dim for dim in range(len(block.dims)) if dim not in kept]
     if part.shape[-1] == 1:
         squares = part[..., 0].square() if part.dtype == torch.float64 else part[..., 0].double().square_()
     else:  # several times faster than a float64 copy, and as exact
         squares = torch.linalg.vector_norm(part, dim=-1, dtype=torch.float64).square_()
-    return squares.sum(gone) if gone else squares
-
-
-def _renumbered(sides: tuple[Side, ...]) -> tuple[Side, ...]:
-    """Number dims anew after those of no side are gone."""
-    held = sorted({dim for side in sides for dim in side.dims})
-    return tuple(replace(side, dims=tuple(held.index(dim) for dim in side.dims)) for side in sides)
+    return squares.sum(summed) if summed else squares
 
 
 def _flat(part: Part) -> Part:
@@ -368,7 +371,7 @@ def _flat(part: Part) -> Part:
 
 
 def _decoupled(part: Part) -> list[Part]:
-    """Split entries that join a unit to itself off a part in which a space stands twice: there its powers add."""
+    """Split entries that join a unit to itself off a part that a space moves twice: there its powers add."""
     if len(part.sides) != 2 or part.sides[0].space != part.sides[1].space:
         return [part]
     first, second = part.sides
@@ -378,22 +381,22 @@ def _decoupled(part: Part) -> list[Part]:
     same = part.spread(first, coordinates) == part.spread(second, coordinates)
     powers = Counter(dict(first.powers))
     powers.update(dict(second.powers))
-    added = tuple(sorted((gauge, power) for gauge, power in powers.items() if power))
-    diagonal = Part(part.gather(first, part.values * same), (Side(first.space, (0,), added),), part.bias)
+    powers_on_diagonal = tuple(sorted((gauge, power) for gauge, power in powers.items() if power))
+    diagonal = Part(part.gather(first, part.values * same), (Side(first.space, (0,), powers_on_diagonal),), part.bias)
     return [diagonal, replace(part, values=part.values * ~same)]
 
 
-def _uncovered(board: BlockLayout, stacked: Mapping[str, Tensor], biases: bool) -> Tensor:
-    """Mass (M,) of what is not on the board: tensors without legs, constants left out, and parts that no leg covers."""
+def _uncovered(layout: BlockLayout, stacked: Mapping[str, Tensor], biases: bool) -> Tensor:
+    """Mass (M,) of what is in no block: tensors without legs, constants left out, and parts that no leg covers."""
     covered: Counter[str] = Counter()
     blocks: dict[str, list[TensorBlock]] = {}
-    for block in board.blocks:
+    for block in layout.blocks:
         covered[block.tensor] += math.prod(math.prod(split) for split in block.split)
         blocks.setdefault(block.tensor, []).append(block)
     first = next(iter(stacked.values()))
     total = torch.zeros(len(first), dtype=torch.float64, device=first.device)
     for name, tensor in stacked.items():
-        counted = tensor.is_floating_point() and _counts(name, biases) and name not in board.symmetry.frozen
+        counted = tensor.is_floating_point() and _counts(name, biases) and name not in layout.symmetry.frozen
         if not counted or covered[name] == tensor[0].numel():
             continue
         total = total + _all(tensor)
@@ -407,7 +410,7 @@ def _all(tensor: Tensor) -> Tensor:
     return norms.square()
 
 
-def check_finite(stacked: Mapping[str, Tensor], start: int = 0) -> None:
+def check_members_finite(stacked: Mapping[str, Tensor], start: int = 0) -> None:
     """Refuse networks with NaN or infinity; `start` is the number of the first."""
     for name, tensor in stacked.items():
         wrong = ~torch.isfinite(tensor.flatten(1)).all(1) if tensor.dim() > 1 else ~torch.isfinite(tensor)
@@ -419,81 +422,90 @@ def check_finite(stacked: Mapping[str, Tensor], start: int = 0) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Hold:
-    """What holds a gauge."""
+class Lift:
+    """What holds a gauge along directions without a minimum.
 
-    side: int  # 1 or -1: the whole gauge is lifted so, 0: it is not
-    pull: Tensor  # (M, n) lift of each coordinate: `side`, or what a dead unit was given
+    Instead of the mass alone,
+
+        mass(s) - 2 * sum of s over the lifted coordinates
+
+    is minimised, which is convex too, has one minimum, and there every lifted unit's weights have Euclidean norm 1. So
+    the result does not depend on where along the orbit a network starts, which "divide by the norm first, then balance"
+    would not achieve: balancing what a row reads changes its norm again. Biases that only lifted gauges move are left
+    out.
+
+    A batch-norm variance moves as v + eps and must stay positive: shrinking stops where v would fall below eps. Units
+    without weights get v + eps = 1.
+    """
+
+    sign: int  # 1 or -1: the whole gauge is lifted so, 0: it is not
+    values: Tensor  # (M, n) lift of each coordinate: `sign`, or what a dead unit was given
     floor: Tensor | None = None  # (M, n): s >= floor keeps v >= eps
-    whole: Tensor | None = None  # (M, n): s = whole makes v + eps = 1
+    unit_variance: Tensor | None = None  # (M, n): s = unit_variance makes v + eps = 1
 
     @cached_property
     def lifted(self) -> bool:
         """Whether any coordinate is lifted."""
-        return bool(self.pull.any())
+        return bool(self.values.any())
 
-    def members_of(self, rows: Tensor) -> Hold:
-        """The hold of some members only."""
-        pick = [None if table is None else table[rows] for table in (self.floor, self.whole)]
-        return Hold(self.side, self.pull[rows], *pick)
+    def members_of(self, rows: Tensor) -> Lift:
+        """The lifts of some members only."""
+        pick = [None if table is None else table[rows] for table in (self.floor, self.unit_variance)]
+        return Lift(self.sign, self.values[rows], *pick)
 
-    def kept(self) -> Hold:
-        """No hold at all: the gauge will be left alone."""
-        return Hold(self.side, torch.zeros_like(self.pull))
+    def dropped(self) -> Lift:
+        """The same gauge without lift or floor: it will be left alone."""
+        return Lift(self.sign, torch.zeros_like(self.values))
 
 
-def holds(layout: SquaresLayout, mass: Mass, stacked: Mapping[str, Tensor]) -> list[Hold]:
-    """One hold per gauge: lifts where the mass has no minimum, floors where there are variances."""
+def lifts_of(layout: MassLayout, mass: Mass, stacked: Mapping[str, Tensor]) -> list[Lift]:
+    """Lifts of each gauge where the mass has no minimum, and floors where there are variances."""
     floors: dict[int, Tensor] = {}
-    wholes: dict[int, Tensor] = {}
+    ones: dict[int, Tensor] = {}
     for number, power, shift, variance in _variances(layout, stacked):
         floor = (2 * shift / variance).log() / power
-        whole = -variance.log() / power
+        one = -variance.log() / power
         floors[number] = torch.maximum(floors[number], floor) if number in floors else floor
-        wholes[number] = torch.maximum(wholes[number], whole) if number in wholes else whole
-    held = []
+        ones[number] = torch.maximum(ones[number], one) if number in ones else one
+    lifts = []
     for number, gauge in enumerate(layout.gauges):
-        side = mass.side(number)
-        pull = torch.full((mass.members, gauge.size), float(side), dtype=torch.float64, device=mass.rest.device)
-        held.append(Hold(side, pull, floors.get(number), wholes.get(number) if side else None))
-    return held
+        sign = mass.one_sign(number)
+        values = torch.full((mass.members, gauge.size), float(sign), dtype=torch.float64, device=mass.rest.device)
+        lifts.append(Lift(sign, values, floors.get(number), ones.get(number) if sign else None))
+    return lifts
 
 
-def empty(mass: Mass, gauge: int) -> Tensor:
+def massless(mass: Mass, gauge: int) -> Tensor:
     """Coordinates (M, n) on which no mass hangs."""
     total = mass.rest.new_zeros(mass.members, mass.gauges[gauge].size)
-    for table in mass.pulls(gauge, mass.here).values():
+    for table in mass.by_power(gauge, mass.here).values():
         total = total + table
     return total == 0
 
 
-def _variances(layout: SquaresLayout, stacked: Mapping[str, Tensor]) -> list[tuple[int, int, float, Tensor]]:
+def _variances(layout: MassLayout, stacked: Mapping[str, Tensor]) -> list[tuple[int, int, float, Tensor]]:
     """(gauge, power, eps, v + eps as (M, n)) for every gauge that moves a variance."""
-    found = []
-    board: BlockLayout = layout.board
-    for block, sides in zip(board.blocks, layout.sides, strict=True):
-        shift = next((foot.shift for foot in block.feet if foot.shift), 0.0)
+    variances = []
+    for block, sides in zip(layout.block_layout.blocks, layout.sides, strict=True):
+        shift = next((axis.shift for axis in block.axes if axis.shift), 0.0)
         if not shift or not is_statistic(block.tensor):
             continue
         values = block.take(stacked[block.tensor]).double() + shift
         for side in sides:
-            foot = next(foot for foot in block.feet if (foot.space, foot.dims) == (side.space, side.dims))
-            others = [1 + dim for dim in range(len(block.dims)) if dim not in foot.dims]
-            kept = sorted(foot.dims)
-            least = values.amin([*others, values.dim() - 1]).permute(0, *[1 + kept.index(dim) for dim in foot.dims])
-            table = least.reshape(len(least), -1)
-            found += [(gauge, power, shift, table) for gauge, power in side.powers if power > 0]
-    return found
+            axis = next(axis for axis in block.axes if (axis.space, axis.dims) == (side.space, side.dims))
+            least = block.reduce(axis, values, torch.amin)
+            variances += [(gauge, power, shift, least) for gauge, power in side.powers if power > 0]
+    return variances
 
 
-def without_held_biases(mass: Mass, held: list[Hold]) -> Mass:
+def without_lifted_biases(mass: Mass, lifts: list[Lift]) -> Mass:
     """Leave out the biases that only lifted gauges move: a norm takes them away, so they should not set its scale."""
-    kept = [
+    parts = [
         part
         for part in mass.parts
-        if not (part.bias and all(held[gauge].side for side in part.sides for gauge, _ in side.powers))
+        if not (part.bias and all(lifts[gauge].sign for side in part.sides for gauge, _ in side.powers))
     ]
-    return mass if len(kept) == len(mass.parts) else Mass(mass.gauges, kept, mass.rest)
+    return mass if len(parts) == len(mass.parts) else Mass(mass.gauges, parts, mass.rest)
 
 
 def imbalance(population: Population, symmetry: Symmetry, *, biases: bool = True) -> Tensor:
@@ -515,82 +527,93 @@ def imbalance(population: Population, symmetry: Symmetry, *, biases: bool = True
         symmetry: of their model; its generators of kind "scale" are the coordinates.
         biases: count biases as mass.
     """
-    layout = SquaresLayout.of(BlockLayout.of(symmetry))
+    layout = MassLayout.of(BlockLayout.of(symmetry))
     free = [number for number, gauge in enumerate(layout.gauges) if gauge.kind == "scale"]
-    found = []
+    blocks = []
     for start, stacked in population.blocks():
         mass = layout.reduce(stacked, biases=biases, start=start)
-        found.append(slope(mass, free, mass.here).cpu())
-    return torch.cat(found)
+        blocks.append(slope(mass, free, mass.here).cpu())
+    return torch.cat(blocks)
 
 
-def slope(mass: Mass, gauges: list[int], point: Point) -> Tensor:
+def slope(mass: Mass, gauges: list[int], point: LogScales) -> Tensor:
     """Half the derivative of the mass: the sum of power * mass on each coordinate (rows, coordinates)."""
     tables = []
     for gauge in gauges:
         total = torch.zeros_like(point.logs[gauge])
-        for power, table in mass.pulls(gauge, point).items():
+        for power, table in mass.by_power(gauge, point).items():
             total = total + power * table
         tables.append(total)
     return torch.cat(tables, 1)
 
 
 @dataclass(frozen=True, eq=False)
-class Loose:
+class Unbounded:
     """Coordinates (M, n) of a gauge without a minimum.
 
     Attributes:
-        bare: all masses of positive, or all of negative power, are zero.
-        ring: joined to the rest of the network through dead weights alone.
-        lift: 1 where the mass falls for s to minus infinity, -1 for plus infinity, 0 where the coordinate is not
-            loose or no mass hangs on it.
+        one_sided: all masses of positive, or all of negative power, are zero.
+        isolated: joined to the rest of the network through dead weights alone.
+        direction: 1 where the mass falls for s to minus infinity, -1 for plus infinity, 0 where the coordinate has a
+            minimum or no mass depends on it.
     """
 
-    bare: Tensor
-    ring: Tensor
-    lift: Tensor
+    one_sided: Tensor
+    isolated: Tensor
+    direction: Tensor
 
     @property
     def all(self) -> Tensor:
-        """Every loose coordinate."""
-        return self.bare | self.ring
+        """Every coordinate without a minimum."""
+        return self.one_sided | self.isolated
 
 
-def loose(mass: Mass, pinned: list[bool]) -> list[Loose]:
-    """What has no minimum, for every gauge; gauges that are `pinned` are held by something else."""
-    found = [
-        _nothing(mass, number) if pinned[number] or not mass.touching[number] else _bare(mass, number)
+def unbounded_directions(mass: Mass, pinned: list[bool]) -> list[Unbounded]:
+    """The coordinates of every gauge along which the mass has no minimum; `pinned` gauges do not count.
+
+    A unit without writers, or without readers, could be scaled for ever and the mass would keep falling. So could a
+    ring of units that only write to each other. A minimum exists when no direction d lets every live term fall, that is
+    when
+
+        sum of power * d <= 0 for all terms of positive mass   forces   d = 0.
+
+    A term that grows with d_i, and whose other coordinates cannot fall, shows d_i <= 0. `Bounds` collects such bounds
+    until a round adds none; a coordinate that is not bounded on both sides has no minimum. For networks whose terms
+    have one writer and one reader this is the same as lying on a live path from a pinned end to a pinned end.
+    """
+    directions = [
+        _bounded(mass, number) if pinned[number] or not mass.touching[number] else _one_sided(mass, number)
         for number, _ in enumerate(mass.gauges)
     ]
     if all(float(part.values.min()) > 0 for part in mass.parts):
-        return found
-    held = [pinned[number] or not mass.touching[number] for number, _ in enumerate(mass.gauges)]
-    bounds = Bounds(mass, [item.bare | pin for item, pin in zip(found, held, strict=True)])
+        return directions
+    fixed = [pinned[number] or not mass.touching[number] for number, _ in enumerate(mass.gauges)]
+    bounds = Bounds(mass, [item.one_sided | fix for item, fix in zip(directions, fixed, strict=True)])
     while bounds.learn():
         pass
     return [
-        Loose(item.bare, ~(above & below), item.lift + above.double() - below.double())
-        for item, above, below in zip(found, bounds.above, bounds.below, strict=True)
+        Unbounded(item.one_sided, ~(above & below), item.direction + above.double() - below.double())
+        for item, above, below in zip(directions, bounds.above, bounds.below, strict=True)
     ]
 
 
-def _nothing(mass: Mass, gauge: int) -> Loose:
-    lift = mass.rest.new_zeros(mass.members, mass.gauges[gauge].size)
-    none = torch.zeros_like(lift, dtype=torch.bool)
-    return Loose(none, none, lift)
+def _bounded(mass: Mass, gauge: int) -> Unbounded:
+    zero = mass.rest.new_zeros(mass.members, mass.gauges[gauge].size)
+    none = torch.zeros_like(zero, dtype=torch.bool)
+    return Unbounded(none, none, zero)
 
 
-def _bare(mass: Mass, gauge: int) -> Loose:
-    sums = {sign: _nothing(mass, gauge).lift for sign in (1, -1)}
-    for power, table in mass.pulls(gauge, mass.here).items():
+def _one_sided(mass: Mass, gauge: int) -> Unbounded:
+    sums = {sign: _bounded(mass, gauge).direction for sign in (1, -1)}
+    for power, table in mass.by_power(gauge, mass.here).items():
         sums[1 if power > 0 else -1] += table
     up, down = sums[1] > 0, sums[-1] > 0
-    bare = ~(up & down)
-    return Loose(bare, torch.zeros_like(bare), up.double() - down.double())
+    one_sided = ~(up & down)
+    return Unbounded(one_sided, torch.zeros_like(one_sided), up.double() - down.double())
 
 
 class Bounds:
-    """What is known about directions of endless fall: above[g] says d <= 0, below[g] says d >= 0."""
+    """Bounds on directions of endless fall: where above[g] is set d <= 0, where below[g] is set d >= 0."""
 
     def __init__(self, mass: Mass, pinned: list[Tensor]) -> None:
         """Coordinates that are pinned have d = 0."""
@@ -598,15 +621,15 @@ class Bounds:
         self.above, self.below = [pin.clone() for pin in pinned], [pin.clone() for pin in pinned]
 
     def learn(self) -> bool:
-        """One round over all terms; whether anything new was found."""
+        """One round over all terms; whether it added a bound."""
         before = self._count()
         for part in self.mass.parts:
             for number, side in enumerate(part.sides):
                 for gauge, power in side.powers:
                     rest = tuple((other, its) for other, its in side.powers if other != gauge)
-                    held = self._reach(part, number) & self._cannot_fall(rest, gauge)
-                    known = self.above if power > 0 else self.below
-                    known[gauge] = known[gauge] | held
+                    bounded = self._reach(part, number) & self._cannot_fall(rest, gauge)
+                    bounds = self.above if power > 0 else self.below
+                    bounds[gauge] = bounds[gauge] | bounded
         return self._count() > before
 
     def _reach(self, part: Part, number: int) -> Tensor:
@@ -618,73 +641,84 @@ class Bounds:
         return part.gather(part.sides[number], live.double()) > 0
 
     def _cannot_fall(self, powers: Powers, like: int) -> Tensor:
-        held = torch.ones_like(self.above[like])
+        bounded = torch.ones_like(self.above[like])
         for gauge, power in powers:
-            held = held & (self.below[gauge] if power > 0 else self.above[gauge])
-        return held
+            bounded = bounded & (self.below[gauge] if power > 0 else self.above[gauge])
+        return bounded
 
     def _count(self) -> int:
         return sum(int(known.sum()) for known in (*self.above, *self.below))
 
 
-_COARSE_NEWTON = 2  # steps per sweep
+_COMMON_NEWTON = 2  # steps per sweep
 _SMALL = 1e-3  # after a step as short as this, the next would be a millionth
 _HALVINGS = 4
 _REACH = 4.0  # the longest step of a log scale: where the small problem has no minimum, it should not run away
 
 
-def worthwhile(mass: Mass) -> bool:
-    """Whether gauges meet at all; where they do not, one sweep is exact."""
+def gauges_meet(mass: Mass) -> bool:
+    """Whether any part is moved by two gauges; where none is, one sweep is exact."""
     return any(sum(len(side.powers) for side in part.sides) > 1 for part in mass.parts)
 
 
-def common_steps(mass: Mass, held: list[Hold], frozen: list[Tensor], point: Point) -> None:
-    """Move the point by the best common step of every gauge."""
-    movable = _movable(mass, held, frozen, point)
+def common_steps(mass: Mass, lifts: list[Lift], frozen: list[Tensor], point: LogScales) -> None:
+    """Move the point by the best common step of every gauge.
+
+    Sweeps alone creep through deep networks: what one layer gains is handed to the next, hundreds of times. The
+    creeping part is nearly constant within a gauge, so it is removed by a small problem of its own, with one number c
+    per gauge:
+
+        minimise over c   sum over parts of m_k exp(2 sum of power * c) - 2 sum of lift * c,
+
+    m_k being the whole mass of part k and each lift the sum over a gauge's units. This is Newton's method in as many
+    dimensions as there are gauges. Coordinates that may not move are left where they are: a part falls into terms by
+    which of its sides may move.
+    """
+    movable = _movable(mass, lifts, frozen, point)
     terms, exponents = _terms(mass, point, movable)
-    lifts = torch.zeros(mass.members, len(held), dtype=torch.float64, device=terms.device)
-    for number, (gauge, hold) in enumerate(zip(mass.gauges, held, strict=True)):
-        if hold.lifted:
+    gauge_lifts = torch.zeros(mass.members, len(lifts), dtype=torch.float64, device=terms.device)
+    for number, (gauge, lift) in enumerate(zip(mass.gauges, lifts, strict=True)):
+        if lift.lifted:
             free = movable.get(gauge.space)
-            lifts[:, number] = (hold.pull if free is None else hold.pull * free).sum(1)
-    common = torch.zeros_like(lifts)
-    for _ in range(_COARSE_NEWTON):
-        step = _newton(terms * torch.exp(2 * common @ exponents.T), exponents, lifts)
+            gauge_lifts[:, number] = (lift.values if free is None else lift.values * free).sum(1)
+    common = torch.zeros_like(gauge_lifts)
+    for _ in range(_COMMON_NEWTON):
+        step = _newton(terms * torch.exp(2 * common @ exponents.T), exponents, gauge_lifts)
         common = common + step
         if float(step.abs().max()) < _SMALL:
             break
     reach = common.abs().amax(1, keepdim=True)
     common = common * (_REACH / reach.clamp_min(_REACH))
-    common = common * _above_floors(mass, held, movable, point, common)
+    common = common * _above_floors(mass, lifts, movable, point, common)
     for number, gauge in enumerate(mass.gauges):
         step = common[:, number : number + 1]
         point.move(number, step * movable[gauge.space] if gauge.space in movable else step)
 
 
-def _movable(mass: Mass, held: list[Hold], frozen: list[Tensor], point: Point) -> dict[int, Tensor]:
+def _movable(mass: Mass, lifts: list[Lift], frozen: list[Tensor], point: LogScales) -> dict[int, Tensor]:
     """Space -> coordinates (M, n) that no gauge of the space holds where they are; left out where all may move."""
-    found: dict[int, Tensor] = {}
-    for gauge, hold, still, logs in zip(mass.gauges, held, frozen, point.logs, strict=True):
-        stays = still if hold.floor is None else still | (logs <= hold.floor)
+    movable: dict[int, Tensor] = {}
+    for gauge, lift, fixed, logs in zip(mass.gauges, lifts, frozen, point.logs, strict=True):
+        stays = fixed if lift.floor is None else fixed | (logs <= lift.floor)
         if bool(stays.any()):
-            found[gauge.space] = ~stays & found.get(gauge.space, ~stays)
-    return found
+            movable[gauge.space] = ~stays & movable.get(gauge.space, ~stays)
+    return movable
 
 
-def _terms(mass: Mass, point: Point, movable: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
+def _terms(mass: Mass, point: LogScales, movable: dict[int, Tensor]) -> tuple[Tensor, Tensor]:
     """Masses (M, terms) that move alike, and their exponents (terms, gauges)."""
     masses, rows = [], []
     for place, (part, powers) in enumerate(zip(mass.parts, mass.exponents, strict=True)):
-        held = [side.space in movable for side in part.sides]
-        if not any(held):
+        mixed_sides = [side.space in movable for side in part.sides]
+        if not any(mixed_sides):
             masses.append(mass.whole(place, point))
             rows.append(powers.sum(0))
             continue
         factors = [point.factor(side.powers) for side in part.sides]
-        for chosen in itertools.product(*[(True, False) if mixed else (True,) for mixed in held]):
+        for chosen in itertools.product(*[(True, False) if mixed else (True,) for mixed in mixed_sides]):
             masked = [
                 factor * (movable[side.space] == moves) if mixed else factor
-                for side, factor, mixed, moves in zip(part.sides, factors, held, chosen, strict=True)
+                for side, factor, mixed, moves in zip(part.sides, factors, mixed_sides, chosen, strict=True)
             ]
             masses.append((part.onto(0, masked) * masked[0]).sum(1))
             rows.append(powers[list(chosen)].sum(0))
@@ -710,12 +744,14 @@ def _newton(terms: Tensor, exponents: Tensor, lifts: Tensor) -> Tensor:
     return step * size[:, None]
 
 
-def _above_floors(mass: Mass, held: list[Hold], movable: dict[int, Tensor], point: Point, common: Tensor) -> Tensor:
+def _above_floors(
+    mass: Mass, lifts: list[Lift], movable: dict[int, Tensor], point: LogScales, common: Tensor
+) -> Tensor:
     """The part of the step (M, 1), from 0 to 1, after which a first variance is at its floor."""
     size = torch.ones_like(common[:, :1])
-    for number, hold in enumerate(held):
-        if hold.floor is not None:
-            step, room = common[:, number : number + 1], point.logs[number] - hold.floor
+    for number, lift in enumerate(lifts):
+        if lift.floor is not None:
+            step, room = common[:, number : number + 1], point.logs[number] - lift.floor
             if mass.gauges[number].space in movable:
                 room = room.masked_fill(~movable[mass.gauges[number].space], torch.inf)
             way = room.amin(1, keepdim=True) / (-step).clamp_min(1e-300)
@@ -723,131 +759,134 @@ def _above_floors(mass: Mass, held: list[Hold], movable: dict[int, Tensor], poin
     return size
 
 
-_TINY = torch.finfo(torch.float64).tiny  # keeps logarithms finite where nothing hangs on a frozen coordinate
+_TINY = torch.finfo(torch.float64).tiny  # keeps logarithms finite where a frozen coordinate has no mass
 _NEWTON = 6  # steps where powers differ; the sweeps around them do the rest
-_FAR = 150.0  # a log scale beyond this flees to infinity: exp(2 * 2 * 150) is near the end of float64
+_FAR = 150.0  # a log scale beyond this diverges: exp(2 * 2 * 150) is near the end of float64
 
 
 @dataclass(frozen=True, eq=False)
-class Settled:
+class Minimum:
     """Log scales (M, n) of every gauge; sweeps and the imbalance left (M,); coordinates (M, n) without a minimum."""
 
     logs: list[Tensor]
     sweeps: Tensor
     imbalance: Tensor
-    fled: list[Tensor]
+    diverged: list[Tensor]
 
 
-def settle(mass: Mass, held: list[Hold], frozen: list[Tensor], *, tolerance: float, sweeps: int) -> Settled:
-    """Sweep until every free coordinate has |in - out| <= tolerance * (in + out).
+def minimise(mass: Mass, lifts: list[Lift], frozen: list[Tensor], *, tolerance: float, sweeps: int) -> Minimum:
+    """Sweep until every free coordinate has |in - out| <= tolerance * (in + out), or `sweeps` are done.
 
-    Args:
-        mass: mass of M networks.
-        held: lift and floor of each gauge.
-        frozen: (M, n) of each gauge: coordinates that stay at 1, or at v + eps = 1 where a hold knows a variance.
-        tolerance: when a network is settled.
-        sweeps: give up after this many; `imbalance` tells.
+    This is coordinate descent on the mass: all coordinates of one gauge at once, exactly, gauge after gauge. Two
+    coordinates of one gauge do not meet in a term (where they do, `Mass.by_power` decouples them by an upper bound), so
+    each is a problem of its own: with M_p the mass that it moves with power p, and b its lift,
+
+        minimise over d:   sum of M_p exp(2 p d) - 2 b d,
+        so that            sum over p > 0 of p M_p exp(2 p d) = sum over p < 0 of |p| M_p exp(2 p d) + b.
+
+    With powers 1 and -1 alone, exp(4 d) = M_-1 / M_1: a unit's incoming mass becomes its outgoing mass. Every step
+    lowers the mass, and the sweeps converge to its only minimum. Coordinates that are `frozen` (M, n) stay at 1, or at
+    v + eps = 1 where a lift knows a variance.
     """
-    descent = Descent(mass, held, frozen)
+    descent = Descent(mass, lifts, frozen)
     rows = torch.arange(mass.members, device=mass.rest.device)
     logs = [table.clone() for table in descent.point.logs]
-    fled = [torch.zeros_like(table) for table in frozen]
+    diverged = [torch.zeros_like(table) for table in frozen]
     taken = torch.zeros_like(rows)
-    left = torch.zeros_like(mass.rest)
-    coupled = worthwhile(mass)
+    remaining = torch.zeros_like(mass.rest)
+    coupled = gauges_meet(mass)
     for sweep in range(1, sweeps + 1):
         if sweep > 1 and coupled:
-            common_steps(descent.mass, descent.held, descent.frozen, descent.point)
+            common_steps(descent.mass, descent.lifts, descent.frozen, descent.point)
         worst = descent.sweep()
-        taken[rows], left[rows] = sweep, worst
-        unsettled = worst > tolerance
-        count = int(unsettled.sum())
+        taken[rows], remaining[rows] = sweep, worst
+        unbalanced = worst > tolerance
+        count = int(unbalanced.sum())
         if 2 * count > len(rows) and sweep < sweeps:
             continue
         for gauge, table in enumerate(descent.point.logs):
-            logs[gauge][rows], fled[gauge][rows] = table, descent.fled[gauge]
+            logs[gauge][rows], diverged[gauge][rows] = table, descent.diverged[gauge]
         if not count:
             break
-        descent, rows = descent.members_of(unsettled), rows[unsettled]  # go on with those that need it
-    return Settled(logs, taken, left, fled)
+        descent, rows = descent.members_of(unbalanced), rows[unbalanced]  # go on with those that need it
+    return Minimum(logs, taken, remaining, diverged)
 
 
 class Descent:
-    """Where the descent stands."""
+    """Log scales on their way to the minimum."""
 
-    def __init__(self, mass: Mass, held: list[Hold], frozen: list[Tensor]) -> None:
-        """Begin at the networks as they are."""
-        self.mass, self.held, self.frozen = mass, held, list(frozen)
-        self.still = [bool(still.any()) for still in frozen]
-        self.fled = [torch.zeros_like(still) for still in frozen]
+    def __init__(self, mass: Mass, lifts: list[Lift], frozen: list[Tensor]) -> None:
+        self.mass, self.lifts, self.frozen = mass, lifts, list(frozen)
+        self.any_frozen = [bool(fixed.any()) for fixed in frozen]
+        self.diverged = [torch.zeros_like(fixed) for fixed in frozen]
         self.point = mass.here.copy()
-        for gauge, hold in enumerate(held):
-            if hold.whole is not None and self.still[gauge]:
-                self.point.move(gauge, frozen[gauge] * hold.whole)
+        for gauge, lift in enumerate(lifts):
+            if lift.unit_variance is not None and self.any_frozen[gauge]:
+                self.point.move(gauge, frozen[gauge] * lift.unit_variance)
 
     def sweep(self) -> Tensor:
-        """Move every gauge once; return the largest imbalance (M,) that was met on the way."""
+        """Move every gauge once; return the largest imbalance (M,) before any of the steps."""
         worst = []
-        for gauge, (hold, still) in enumerate(zip(self.held, self.frozen, strict=True)):
+        for gauge, (lift, fixed) in enumerate(zip(self.lifts, self.frozen, strict=True)):
             if not self.mass.touching[gauge]:
                 continue
-            step, off = best_step(self.mass.pulls(gauge, self.point), hold)
-            if hold.floor is not None:
-                low = hold.floor - self.point.logs[gauge]
+            step, off = best_step(self.mass.by_power(gauge, self.point), lift)
+            if lift.floor is not None:
+                low = lift.floor - self.point.logs[gauge]
                 off = off.masked_fill((step <= low) & (low >= 0), 0.0)
                 step = torch.maximum(step, low)
-            if self.still[gauge]:
-                step, off = step.masked_fill(still, 0.0), off.masked_fill(still, 0.0)
+            if self.any_frozen[gauge]:
+                step, off = step.masked_fill(fixed, 0.0), off.masked_fill(fixed, 0.0)
             self.point.move(gauge, step)
             worst.append(off.amax(1))
-        self._catch()
+        self._stop_divergence()
         return torch.stack(worst).amax(0) if worst else torch.zeros_like(self.mass.rest)
 
-    def _catch(self) -> None:
-        """Bring back to 1 and freeze what flees."""
+    def _stop_divergence(self) -> None:
+        """Bring back to 1 and freeze coordinates that diverge."""
         for gauge, logs in enumerate(self.point.logs):
             if not bool((logs.abs() > _FAR).any()):
                 continue
             far = (logs.abs() > _FAR) & ~self.frozen[gauge]
             self.point.move(gauge, torch.where(far, -logs, 0.0))
             self.frozen[gauge] = self.frozen[gauge] | far
-            self.fled[gauge] = self.fled[gauge] | far
-            self.still[gauge] = True
+            self.diverged[gauge] = self.diverged[gauge] | far
+            self.any_frozen[gauge] = True
 
     def members_of(self, rows: Tensor) -> Descent:
         """The descent of some members only."""
-        made = object.__new__(Descent)
-        made.mass = self.mass.members_of(rows)
-        made.held = [hold.members_of(rows) for hold in self.held]
-        made.frozen = [still[rows] for still in self.frozen]
-        made.still = [bool(still.any()) for still in made.frozen]
-        made.fled = [table[rows] for table in self.fled]
-        made.point = Point([table[rows] for table in self.point.logs])
-        return made
+        descent = object.__new__(Descent)
+        descent.mass = self.mass.members_of(rows)
+        descent.lifts = [lift.members_of(rows) for lift in self.lifts]
+        descent.frozen = [fixed[rows] for fixed in self.frozen]
+        descent.any_frozen = [bool(fixed.any()) for fixed in descent.frozen]
+        descent.diverged = [table[rows] for table in self.diverged]
+        descent.point = LogScales([table[rows] for table in self.point.logs])
+        return descent
 
 
-def best_step(pulls: dict[int, Tensor], hold: Hold) -> tuple[Tensor, Tensor]:
+def best_step(masses: dict[int, Tensor], lift: Lift) -> tuple[Tensor, Tensor]:
     """The minimiser d (M, n) of a coordinate, and the imbalance |in - out| / (in + out) before the step."""
-    ends = {sign: [power for power in pulls if power * sign > 0] for sign in (1, -1)}
+    ends = {sign: [power for power in masses if power * sign > 0] for sign in (1, -1)}
     span = max(ends[1], default=0) - min(ends[-1], default=0)  # half the steepest slope of log(up / down)
-    plain = len(pulls) == (1 if hold.lifted else 2)  # then log(up / down) is a straight line
-    up, down = (_weight(pulls, ends[sign], hold, sign) for sign in (1, -1))
+    plain = len(masses) == (1 if lift.lifted else 2)  # then log(up / down) is a straight line
+    up, down = (_weight(masses, ends[sign], lift, sign) for sign in (1, -1))
     off = (up - down).abs() / (up + down)
     step = (down / up).log() / (2 * span)
     for _ in range(0 if plain else _NEWTON):
-        moved = {power: table * torch.exp(2 * power * step) for power, table in pulls.items()}
-        up, down = (_weight(moved, ends[sign], hold, sign) for sign in (1, -1))
+        moved = {power: table * torch.exp(2 * power * step) for power, table in masses.items()}
+        up, down = (_weight(moved, ends[sign], lift, sign) for sign in (1, -1))
         bend = sum((p * p * table / (up if p > 0 else down) for p, table in moved.items()), start=torch.zeros_like(up))
         # Newton on log(up / down), and never further than twice the way: its slope is within [0, 2 span].
         step = step + (down / up).log() / torch.clamp(2 * bend, min=span)
     return step, off
 
 
-def _weight(pulls: dict[int, Tensor], powers: list[int], hold: Hold, sign: int) -> Tensor:
+def _weight(masses: dict[int, Tensor], powers: list[int], lift: Lift, sign: int) -> Tensor:
     """Sum of |p| M_p over powers of one sign, with the lift of this side; never quite zero."""
-    total = torch.zeros_like(hold.pull) if not hold.lifted else (-sign * hold.pull).clamp_min(0)
+    total = torch.zeros_like(lift.values) if not lift.lifted else (-sign * lift.values).clamp_min(0)
     for power in powers:
-        total = total + (pulls[power] if abs(power) == 1 else abs(power) * pulls[power])
+        total = total + (masses[power] if abs(power) == 1 else abs(power) * masses[power])
     return total.clamp_min(_TINY)
 
 
@@ -855,7 +894,7 @@ _SHOWN = 5  # dead units in a printed report
 
 
 @dataclass(frozen=True)
-class Dead:
+class DeadUnit:
     """A unit whose scale has no best value; it was left as it was."""
 
     member: int
@@ -890,7 +929,7 @@ class Balanced:
     mass_after: Tensor
     sweeps: Tensor
     imbalance: Tensor
-    dead: tuple[Dead, ...]
+    dead: tuple[DeadUnit, ...]
     fixed: tuple[str, ...]
     population: Population | None = None
     state: State | None = None
@@ -926,47 +965,49 @@ class Balanced:
 
 
 @dataclass(frozen=True, eq=False)
-class Notes:
-    """What there is to say about one block of members."""
+class BlockReport:
+    """Dead units and held directions of one block of members."""
 
-    layout: SquaresLayout
-    held: list[Hold]
-    flight: list[Loose]
-    bare: list[Tensor]
-    found: Settled
+    layout: MassLayout
+    lifts: list[Lift]
+    unbounded: list[Unbounded]
+    massless: list[Tensor]
+    minimum: Minimum
 
-    def dead(self, start: int) -> tuple[Dead, ...]:
+    def dead(self, start: int) -> tuple[DeadUnit, ...]:
         """Units without a best scale; `start` is the number of the first member."""
-        made: list[Dead] = []
-        for number, hold in enumerate(self.held):
-            item, fled = self.flight[number], self.found.fled[number]
-            if hold.side:
-                weightless = self.bare[number] if hold.whole is None else torch.zeros_like(self.bare[number])
-                made += self._named(number, start, weightless, "it has no weights")
+        units: list[DeadUnit] = []
+        for number, lift in enumerate(self.lifts):
+            directions, massless = self.unbounded[number], self.massless[number]
+            if not lift.sign or lift.unit_variance is None:
+                units += self._named(number, start, massless, "it has no weights")
+            if lift.sign:
                 continue
-            made += self._named(number, start, self.bare[number], "it has no weights")
             for sign in (1, -1):
-                bare = item.bare & (item.lift == -sign)
-                made += self._named(number, start, bare, f"all its weights in {self._tensors(number, sign)} are zero")
-            made += self._named(number, start, item.ring, "only dead weights join it to the rest of the network")
-            made += self._named(number, start, fled, "the mass keeps falling as its scale grows or shrinks")
-        return tuple(made)
+                falling = directions.one_sided & (directions.direction == -sign)
+                reason = f"all its weights in {self._tensors(number, sign)} are zero"
+                units += self._named(number, start, falling, reason)
+            reason = "only dead weights join it to the rest of the network"
+            units += self._named(number, start, directions.isolated, reason)
+            reason = "the mass keeps falling as its scale grows or shrinks"
+            units += self._named(number, start, self.minimum.diverged[number], reason)
+        return tuple(units)
 
-    def _named(self, gauge: int, start: int, units: Tensor, reason: str) -> list[Dead]:
+    def _named(self, gauge: int, start: int, units: Tensor, reason: str) -> list[DeadUnit]:
         if not bool(units.any()):
             return []
-        space = self.layout.board.spaces[self.layout.gauges[gauge].space]
+        space = self.layout.block_layout.spaces[self.layout.gauges[gauge].space]
         members, flat = units.nonzero(as_tuple=True)
         places = torch.stack(torch.unravel_index(flat, [*[size for _, size in space.parents], space.size]), 1)
         return [
-            Dead(start + member, space.name, tuple(place), reason)
+            DeadUnit(start + member, space.name, tuple(place), reason)
             for member, place in zip(members.tolist(), places.tolist(), strict=True)
         ]
 
     def _tensors(self, gauge: int, sign: int) -> str:
         names = [
             block.tensor
-            for block, sides in zip(self.layout.board.blocks, self.layout.sides, strict=True)
+            for block, sides in zip(self.layout.block_layout.blocks, self.layout.sides, strict=True)
             for side in sides
             for number, power in side.powers
             if number == gauge and power * sign > 0 and not is_statistic(block.tensor)
@@ -976,48 +1017,33 @@ class Notes:
     def fixed(self) -> Counter[tuple[int, str]]:
         """(gauge, how it was held) -> number of units."""
         counts: Counter[tuple[int, str]] = Counter()
-        for number, hold in enumerate(self.held):
-            if not hold.side:
+        for number, lift in enumerate(self.lifts):
+            if not lift.sign:
                 continue
-            bare = self.bare[number]
-            if not bool(hold.pull.any()):
+            bare = self.massless[number]
+            if not bool(lift.values.any()):
                 counts[number, "left as they were"] += bare.numel()
                 continue
-            low = torch.zeros_like(bare) if hold.floor is None else (self.found.logs[number] <= hold.floor) & ~bare
+            low = torch.zeros_like(bare) if lift.floor is None else (self.minimum.logs[number] <= lift.floor) & ~bare
+            without = "without weights" + ("" if lift.unit_variance is None else ", v + eps = 1")
             counts[number, "at the smallest variance, eps"] += int(low.sum())
-            counts[number, "without weights" + (", v + eps = 1" if hold.whole is not None else "")] += int(bare.sum())
+            counts[number, without] += int(bare.sum())
             counts[number, "at unit norm"] += int((~bare & ~low).sum())
         return counts
 
 
-def sentences(layout: SquaresLayout, counts: Counter[tuple[int, str]]) -> tuple[str, ...]:
+def sentences(layout: MassLayout, counts: Counter[tuple[int, str]]) -> tuple[str, ...]:
     """One sentence for every gauge that was held."""
-    made = []
+    lines = []
     for number, gauge in enumerate(layout.gauges):
-        told = [f"{count} {how}" for (held, how), count in counts.items() if held == number and count]
-        if told:
-            made.append(f"{gauge.name}, {gauge.kind} {gauge.generator}: no minimum; units {', '.join(told)}")
-    return tuple(made)
+        parts = ", ".join(f"{count} {how}" for (held, how), count in counts.items() if held == number and count)
+        if parts:
+            lines.append(f"{gauge.name}, {gauge.kind} {gauge.generator}: no minimum; units {parts}")
+    return tuple(lines)
 
 
-SMALL, LARGE = 1 << 23, 1 << 26  # bytes of a block: its masses should stay in the cache if that makes FEW members
-_FOLD = 6  # times the bytes of a block that its masses and the moved members take
-FEW = 64  # members, or more: with less, the calls would count more than what they do
-
-
-class BalanceOptions(ExecutionOptions, total=False):
-    """The finer points of `balance`, all optional; where a population is worked on is said as in `ExecutionOptions`.
-
-    Attributes:
-        tolerance: a unit is balanced when |in - out| <= tolerance * (in + out) (1e-9); the mass is then exact to about
-            the square of it.
-        sweeps: give up after this many (1,000); `Balanced.imbalance` tells what is left.
-        progress: called with (members done, members in all).
-    """
-
-    tolerance: float
-    sweeps: int
-    progress: Callable[[int, int], None]
+_SMALL_BLOCK, _LARGE_BLOCK = 1 << 23, 1 << 26  # bytes: masses should stay in the cache if that makes _FEW members
+_FEW = 64  # members, or more: with less, the calls would count more than what they do
 
 
 def balance(
@@ -1027,7 +1053,11 @@ def balance(
     biases: bool = True,
     norms: str = "unit",
     path: str | os.PathLike[str] | None = None,
-    **options: Unpack[BalanceOptions],
+    tolerance: float = 1e-9,
+    sweeps: int = 1000,
+    workers: int | None = None,
+    executor: str | Executor | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> Balanced:
     """Move networks along their orbits of positive scales to the point of least mass.
 
@@ -1038,84 +1068,71 @@ def balance(
         norms: what to do along directions without a minimum, before a batch norm or inside a weight norm: "unit"
             holds the weights of a unit at norm 1, "keep" leaves these directions alone.
         path: write the balanced population to this folder, block by block, instead of keeping it in memory.
-        **options: see `Options`.
+        tolerance: a unit is balanced when |in - out| <= tolerance * (in + out); the mass is then exact to about the
+            square of it.
+        sweeps: give up after this many; `Balanced.imbalance` tells what is left.
+        workers: processes on this machine, for a population; without effect on the result.
+        executor: "local" or the address of a Ray cluster, or an open executor.
+        progress: called with (members done, members, what is being done).
     """
-    check_options(options, BalanceOptions.__annotations__, "balance")
     if isinstance(what, nn.Module):
         raise InputError("balance moves a State or a Population, found a module: give model.state_dict()")
-    limits = options.get("tolerance", 1e-9), options.get("sweeps", 1000)
-    work = Work(SquaresLayout.of(BlockLayout.of(symmetry, statistics=True)), biases, norms, *limits)
+    layout = MassLayout.of(BlockLayout.of(symmetry, statistics=True))
+    balancer = Balancer(layout, biases, norms, tolerance, sweeps)
     if not isinstance(what, Population):
         if path is not None:
             raise InputError("path= is for populations, found one network: save the state of the result yourself")
-        found = work.solve({name: tensor[None] for name, tensor in what.items()}, 0)
-        report = work.report([found])
-        element = report.element.member(0)
-        return replace(report, element=element, state=symmetry.apply(element, what))
+        balanced = balancer.join([balancer.solve({name: tensor[None] for name, tensor in what.items()}, 0)])
+        element = balanced.element.member(0)
+        return replace(balanced, element=element, state=symmetry.apply(element, what))
     if not len(what):
         raise InputError("expected a population of at least one network, found none: give networks to balance")
 
-    def move(stacked: State, start: int, beside: None) -> tuple[State, Solved]:
-        solved = work.solve(stacked, start)
-        return apply_block(ExpandedElement(symmetry, work.element(solved)), stacked, 0, "value"), solved
+    def move(stacked: State, start: int, beside: None) -> tuple[State, BlockResult]:
+        result = balancer.solve(stacked, start)
+        return apply_block(ExpandedElement(symmetry, balancer.element(result)), stacked, 0, "value"), result
 
-    size, goal = _members(what), None if path is None else Path(path)
-    needs = {"each": _FOLD * size * member_bytes(what.spec), "here": caller_bytes(what, path)}
-    with executor_for(options, **needs) as executor:
-        moved = mapped(what, move, executor, path=goal, size=size, progress=options.get("progress"))
-    return replace(work.report(moved.notes), population=moved.population)
+    def report(done: int, members: int) -> None:
+        if progress is not None:
+            progress(done, members, "balancing")
 
-
-def _members(population: Population) -> int:
-    """How many members are balanced at a time."""
-    small, large = (block_members(population.spec, size) for size in (SMALL, LARGE))
-    return min(large, max(small, FEW))
+    small, large = (block_members(what.spec, size) for size in (_SMALL_BLOCK, _LARGE_BLOCK))
+    size, folder = min(large, max(small, _FEW)), None if path is None else Path(path)
+    with executor_for({"workers": workers, "executor": executor}) as opened:
+        moved = mapped(what, move, opened, path=folder, size=size, progress=report)
+    return replace(balancer.join(moved.notes), population=moved.population)
 
 
-def balancing(
-    board: BlockLayout,
-    stacked: Mapping[str, Tensor],
-    *,
-    biases: bool = True,
-    norms: str = "unit",
-    dead: str = "keep",
-    tolerance: float = 1e-9,
-    sweeps: int = 1000,
-) -> Element:
+def balancing_scales(layout: BlockLayout, stacked: Mapping[str, Tensor]) -> Element:
     """The batch of scales that balances stacked networks (M, *shape), without applying it.
 
-    Args:
-        board: `Board.of(symmetry, statistics=True)`; without statistics, variances of batch norms set no floor.
-        stacked: the networks; they are not changed.
-        biases: count biases as mass.
-        norms: as in `balance`.
-        dead: "keep" leaves units without a minimum at their scale; "unit" gives what is left of them norm 1, so that
-            the result does not depend on the scales that the networks came with.
-        tolerance: imbalance at which a unit counts as balanced.
-        sweeps: give up after this many.
+    The layout must know statistics: without them, variances of batch norms set no floor.
     """
-    work = Work(SquaresLayout.of(board), biases, norms, tolerance, sweeps, dead)
-    return work.element(work.solve(stacked, 0))
+    balancer = Balancer(MassLayout.of(layout), biases=True, norms="unit", tolerance=1e-9, sweeps=1000)
+    return balancer.element(balancer.solve(stacked, 0))
 
 
 @dataclass(frozen=True, eq=False)
-class Solved:
-    """What was found for one block of members: masses (M,), scales, and what there is to report."""
+class BlockResult:
+    """Masses (M,), scales, dead units and held directions of one block of members."""
 
     before: Tensor
     after: Tensor
-    found: Settled
-    dead: tuple[Dead, ...]
+    minimum: Minimum
+    dead: tuple[DeadUnit, ...]
     fixed: Counter[tuple[int, str]]
 
 
-class Work:
-    """What is the same for all blocks of members."""
+class Balancer:
+    """Balances blocks of members.
+
+    `dead` "keep" leaves units without a minimum at their scale; "unit" gives what is left of them norm 1, so that the
+    result does not depend on the scales that the networks came with.
+    """
 
     def __init__(
-        self, layout: SquaresLayout, biases: bool, norms: str, tolerance: float, sweeps: int, dead: str = "keep"
+        self, layout: MassLayout, biases: bool, norms: str, tolerance: float, sweeps: int, dead: str = "keep"
     ) -> None:
-        """Check the options."""
         for name, value in (("norms", norms), ("dead", dead)):
             if value not in ("unit", "keep"):
                 raise InputError(f'{name} must be "unit" or "keep", found {value!r}: see the documentation of balance')
@@ -1125,43 +1142,45 @@ class Work:
         self.tolerance, self.sweeps = tolerance, sweeps
 
     @one_thread()
-    def solve(self, stacked: Mapping[str, Tensor], start: int) -> Solved:
+    def solve(self, stacked: Mapping[str, Tensor], start: int) -> BlockResult:
         """Balance stacked networks, the first of which is member `start`."""
-        self.layout.board.check(stacked, where=f"member {start}", batched=True)
+        self.layout.block_layout.check(stacked, where=f"member {start}", batched=True)
         mass = self.layout.reduce(stacked, biases=self.biases, start=start)
-        held = holds(self.layout, mass, stacked)
-        free = without_held_biases(mass, held)
-        flight = loose(free, [hold.side != 0 for hold in held])
-        bare = [empty(free, gauge) for gauge, _ in enumerate(held)]
+        lifts = lifts_of(self.layout, mass, stacked)
+        free = without_lifted_biases(mass, lifts)
+        unbounded = unbounded_directions(free, [lift.sign != 0 for lift in lifts])
+        bare = [massless(free, gauge) for gauge, _ in enumerate(lifts)]
         frozen = []
-        for number, (hold, item) in enumerate(zip(held, flight, strict=True)):
-            still = bare[number] if hold.side else item.all
-            if hold.side and self.norms == "keep":
-                held[number], still = hold.kept(), torch.ones_like(still)
-            elif not hold.side and self.dead == "unit":
-                held[number], still = replace(hold, pull=item.lift), item.all & (item.lift == 0)
-            frozen.append(still)
-        found = settle(free, held, frozen, tolerance=self.tolerance, sweeps=self.sweeps)
-        notes = Notes(self.layout, held, flight, bare, found)
-        return Solved(mass.total(mass.here), mass.total(Point(found.logs)), found, notes.dead(start), notes.fixed())
+        for number, (lift, directions) in enumerate(zip(lifts, unbounded, strict=True)):
+            fixed = bare[number] if lift.sign else directions.all
+            if lift.sign and self.norms == "keep":
+                lifts[number], fixed = lift.dropped(), torch.ones_like(fixed)
+            elif not lift.sign and self.dead == "unit":
+                lifts[number] = replace(lift, values=directions.direction)
+                fixed = directions.all & (directions.direction == 0)
+            frozen.append(fixed)
+        minimum = minimise(free, lifts, frozen, tolerance=self.tolerance, sweeps=self.sweeps)
+        report = BlockReport(self.layout, lifts, unbounded, bare, minimum)
+        before, after = mass.total(mass.here), mass.total(LogScales(minimum.logs))
+        return BlockResult(before, after, minimum, report.dead(start), report.fixed())
 
-    def element(self, *blocks: Solved) -> Element:
+    def element(self, *blocks: BlockResult) -> Element:
         """The scales of blocks of members as one batch of elements."""
-        element = self.layout.board.symmetry.identity(sum(len(block.before) for block in blocks))
+        element = self.layout.block_layout.symmetry.identity(sum(len(block.before) for block in blocks))
         for number, gauge in enumerate(self.layout.gauges):
             factors = element.factors[gauge.name]
-            logs = torch.cat([block.found.logs[number] for block in blocks])
+            logs = torch.cat([block.minimum.logs[number] for block in blocks])
             factors[gauge.generator] = logs.exp().cpu().reshape(factors[gauge.generator].shape)
         return element
 
-    def report(self, blocks: list[Solved]) -> Balanced:
-        """Join the blocks."""
+    def join(self, blocks: list[BlockResult]) -> Balanced:
+        """The result for all members, laid end to end."""
         return Balanced(
             self.element(*blocks),
             torch.cat([block.before for block in blocks]).cpu(),
             torch.cat([block.after for block in blocks]).cpu(),
-            torch.cat([block.found.sweeps for block in blocks]).cpu(),
-            torch.cat([block.found.imbalance for block in blocks]).cpu(),
+            torch.cat([block.minimum.sweeps for block in blocks]).cpu(),
+            torch.cat([block.minimum.imbalance for block in blocks]).cpu(),
             tuple(unit for block in blocks for unit in block.dead),
             sentences(self.layout, sum((block.fixed for block in blocks), start=Counter())),
         )

@@ -1,65 +1,35 @@
-"""Where a barrier comes from: what each correction takes away from it, step by step."""
+"""The straight path between two networks: loss and error along it, how high it rises, and what lowers it.
+
+Two numbers are called a barrier in the literature. With L(t) the loss at (1 - t) a + t b:
+
+    max      = max over t of L(t) - [(1 - t) L(0) + t L(1)]      above the chord; never below 0
+    midpoint = L(1/2) - [L(0) + L(1)] / 2                        below 0 where the path sags
+
+`barrier_report` tells where a barrier comes from: what each correction takes away from it, step by step.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from onebasin.alignment.match import match
 from onebasin.alignment.repair import Repair, blend, recalibrate, repair, unit_statistics
-from onebasin.errors import InputError, check_options
+from onebasin.errors import InputError
 from onebasin.functional import BATCH, Inputs, Loss, Score, losses, score, wide_outputs
 from onebasin.metrics import COLDEST, best_temperature
 from onebasin.state import State, as_state, check_state, interpolate, spec_of
 from onebasin.symmetry import Symmetry
 
-
-def temperature(logits: Tensor, targets: Tensor) -> float:
-    """Return the T > 0 that minimises the cross-entropy of logits / T over all examples and places.
-
-    >>> import torch
-    >>> logits = torch.tensor([[1.0, 0.0]]).expand(4, 2)  # right three times out of four: log 3 would be honest
-    >>> round(1 / temperature(logits, torch.tensor([0, 0, 0, 1])), 6)
-    1.098612
-
-    Args:
-        logits: (examples, classes, ...).
-        targets: class numbers (examples, ...).
-
-    Returns:
-        As `best_temperature`, which it calls with one row per example and place.
-    """
-    score(logits, targets)  # refuses what is not a classification
-    return best_temperature(logits.detach().movedim(1, -1).flatten(0, -2), targets.reshape(-1).to(logits.device))
-
-
 Network = Mapping[str, Tensor] | nn.Module
 Data = tuple[Inputs, Tensor]
 Correct = Callable[[State, float], State]  # (network at t, t) -> the same, corrected
-
-
-class Measure(TypedDict, total=False):
-    """How losses are taken, see `predict.losses`."""
-
-    loss: Loss
-    batch: int
-
-
-class BarrierOptions(Measure, total=False):
-    """What `barrier` can do besides.
-
-    Attributes:
-        test: (inputs, targets) on which the same path is measured too.
-        variance: None, "recalibrate" or "repair": what is done to the networks between the two ends.
-    """
-
-    test: Data | None
-    variance: str | None
+Scorer = Callable[[State, float], Sequence[Score]]  # (network at t, t) -> its scores, one for each set of data
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,13 +71,13 @@ class Barrier:
         return None if self.error is None else _above_mean(self.error)
 
     def __str__(self) -> str:
-        """A table for people."""
+        """A table."""
         lines = [f"{'':<16}  {'loss barrier':>12}  {'midpoint':>9}  {'error barrier':>13}"]
         for name, path in (("as given", self), ("aligned", self.aligned)):
-            for where, found in (("train", path), ("test", path.test if path else None)):
-                if found:
-                    error = "-" if found.error_max is None else f"{found.error_max:.4f}"
-                    lines.append(f"{name + ', ' + where:<16}  {found.max:>12.4f}  {found.midpoint:>9.4f}  {error:>13}")
+            for where, curve in (("train", path), ("test", path.test if path else None)):
+                if curve:
+                    error = "-" if curve.error_max is None else f"{curve.error_max:.4f}"
+                    lines.append(f"{name + ', ' + where:<16}  {curve.max:>12.4f}  {curve.midpoint:>9.4f}  {error:>13}")
         return "\n".join(lines)
 
 
@@ -115,12 +85,14 @@ def barrier(
     model: nn.Module,
     a: Network,
     b: Network,
-    inputs: Inputs,
-    targets: Tensor,
+    data: Data,
     *,
     points: int = 25,
     symmetry: Symmetry | None = None,
-    **options: Unpack[BarrierOptions],
+    test: Data | None = None,
+    variance: str | None = None,
+    loss: Loss = "cross-entropy",
+    batch: int = BATCH,
 ) -> Barrier:
     """Measure loss and error along the straight path from `a` to `b`; nothing is changed.
 
@@ -128,31 +100,35 @@ def barrier(
         model: the function.
         a: one end, a State or a module.
         b: the other end.
-        inputs: data as in `predict.outputs`.
-        targets: as in `predict.losses`.
+        data: (inputs, targets) as in `losses`.
         points: networks on the path, both ends and the middle included: an odd number.
-        symmetry: also walk to `b` aligned to `a`; see `Barrier.aligned`.
-        options: `test`, a second pair (inputs, targets); `variance`, "recalibrate" to measure the statistics of batch
-            norms on `inputs`, or "repair" to restore the spread of all units, at every point but the ends, which
-            stay the networks that were given (by default batch norms are interpolated too); `loss` and `batch`, see
-            `predict.losses`.
+        symmetry: also measure the path to `b` aligned to `a`; see `Barrier.aligned`.
+        test: (inputs, targets) on which the same path is measured too.
+        variance: "recalibrate" measures the statistics of batch norms on the inputs, "repair" restores the spread of
+            all units, at every point but the ends, which stay the networks that were given; None interpolates batch
+            norms like all else.
+        loss: "cross-entropy", "mse" or a function, see `losses`.
+        batch: largest number of examples in one forward pass.
 
     Raises:
         SpecError: the networks are not two of this model.
         InputError: data, targets or options do not fit.
     """
-    check_options(options, ("points", "symmetry", *BarrierOptions.__annotations__), "barrier")
     start, end = ends(a, b)
-    test, variance = options.get("test"), options.get("variance")
-    sets: list[Data] = [(inputs, targets)] if test is None else [(inputs, targets), test]
-    measure: Measure = {"loss": options.get("loss", "cross-entropy"), "batch": options.get("batch", BATCH)}
+    scores = _scorer(model, data, test, loss, batch)
 
-    def path_to(goal: State) -> Barrier:
-        correct = corrector(model, start, goal, inputs, variance=variance, batch=measure["batch"])
-        return with_test(walk(start, goal, points, lambda state, t: look(model, state, sets, measure), correct))
+    def path_to(state: State) -> Barrier:
+        correct = corrector(model, start, state, data[0], variance=variance, batch=batch)
+        return _with_test(curves(start, state, points, scores, correct))
 
     raw = path_to(end)
     return raw if symmetry is None else replace(raw, aligned=path_to(aligned(start, end, symmetry)))
+
+
+def _scorer(model: nn.Module, data: Data, test: Data | None, loss: Loss, batch: int) -> Scorer:
+    """A function that scores a network on the data, and on test data if there are any."""
+    sets = [data] if test is None else [data, test]
+    return lambda state, t: [losses(model, state, *examples, loss=loss, batch=batch) for examples in sets]
 
 
 def aligned(a: State, b: State, symmetry: Symmetry, *, scale: str = "reference") -> State:
@@ -167,15 +143,8 @@ def ends(a: Network, b: Network) -> tuple[State, State]:
     return start, end
 
 
-def look(model: nn.Module, state: State, sets: Sequence[Data], measure: Measure) -> list[Score]:
-    """Scores of one network on each set of data."""
-    return [losses(model, state, inputs, targets, **measure) for inputs, targets in sets]
-
-
-def walk(
-    a: State, b: State, points: int, judge: Callable[[State, float], Sequence[Score]], correct: Correct | None = None
-) -> list[Barrier]:
-    """Walk from `a` to `b` and give one curve for each score that `judge` takes of a network."""
+def curves(a: State, b: State, points: int, scores: Scorer, correct: Correct | None = None) -> list[Barrier]:
+    """One curve along the path from `a` to `b` for each of the scores of a network."""
     if points < 3 or points % 2 == 0:
         raise InputError(
             f"expected an odd number of points, 3 or more, found {points}: one of them must be in the middle"
@@ -189,21 +158,21 @@ def walk(
             state = interpolate(a, b, t)
             state = correct(state, t) if correct else state
         try:
-            rows.append(judge(state, t))
+            rows.append(scores(state, t))
         except InputError as error:
             raise InputError(f"on the path at t = {t:.3f}: {error}") from error
-    return [_curve(grid, scores) for scores in zip(*rows, strict=True)]
+    return [_curve(grid, column) for column in zip(*rows, strict=True)]
 
 
-def with_test(curves: Sequence[Barrier]) -> Barrier:
-    """The curve on the data, carrying the one on the test data if there is one."""
+def _with_test(curves: Sequence[Barrier]) -> Barrier:
+    """The curve on the data, with the one on the test data if there is one."""
     return replace(curves[0], test=curves[1]) if len(curves) > 1 else curves[0]
 
 
 def corrector(
     model: nn.Module, a: State, b: State, inputs: Inputs, *, variance: str | None, batch: int = BATCH
 ) -> Correct | None:
-    """What is done to a network on the path: nothing, "recalibrate" or "repair"."""
+    """The correction of networks on the path: None, "recalibrate" or "repair"."""
     if variance is None:
         return None
     if variance == "recalibrate":
@@ -211,7 +180,7 @@ def corrector(
     if variance == "repair":
         repaired = repairer(model, a, b, inputs, batch=batch)
         return lambda state, t: repaired(state, t).state
-    raise InputError(f'expected variance None, "recalibrate" or "repair", found {variance!r}: choose one of them')
+    raise InputError(f'expected variance None, "recalibrate" or "repair", found {variance!r}')
 
 
 def repairer(
@@ -234,16 +203,6 @@ def _above_chord(t: Tensor, values: Tensor) -> float:
 
 def _above_mean(values: Tensor) -> float:
     return float(values[len(values) // 2] - (values[0] + values[-1]) / 2)
-
-
-class BarrierReportOptions(Measure, total=False):
-    """What `barrier_report` can do besides.
-
-    Attributes:
-        calibration: (inputs, targets) on which temperatures are fitted, instead of the training data.
-    """
-
-    calibration: Data
 
 
 GIVEN, ORDERED, SCALED = "as given", "permutation and sign", "scale"  # names of steps that only move b
@@ -284,16 +243,16 @@ class BarrierReport:
         `midpoint_gain` are the same in the middle of the path, where gains add up (above the chord nothing falls
         below zero).
         """
-        found = []
+        rows = []
         for data in ("train", "test"):
             before: Barrier | None = None
             for step in self.steps:
                 path = step.path if data == "train" else step.path.test
                 if path is None:
                     continue
-                found.append(_row(step, data, path, None if step.control else before))
+                rows.append(_row(step, data, path, None if step.control else before))
                 before = path
-        return found
+        return rows
 
     @property
     def moved(self) -> tuple[float, float]:
@@ -312,7 +271,7 @@ class BarrierReport:
         return json.dumps({"t": self.steps[0].path.t.tolist(), "rows": self.rows, "curves": curves}, indent=1)
 
     def __str__(self) -> str:
-        """A table for people."""
+        """A table."""
         rows = self.rows
         width = max(len(row["step"]) for row in rows)
         head = "  ".join(title.rjust(size) for title, _, size in _COLUMNS)
@@ -335,9 +294,11 @@ def barrier_report(
     test: Data | None = None,
     *,
     points: int = 25,
-    **options: Unpack[BarrierReportOptions],
+    calibration: Data | None = None,
+    loss: Loss = "cross-entropy",
+    batch: int = BATCH,
 ) -> BarrierReport:
-    """Walk from `a` to `b` again and again, with one more correction each time; nothing is changed.
+    """Measure the path from `a` to `b` several times, with one more correction each time; nothing is changed.
 
     1. as given;
     2. permutation and sign: `b` aligned to `a`, units keeping their scale;
@@ -355,43 +316,44 @@ def barrier_report(
         train: (inputs, targets) for measuring and for all corrections.
         test: (inputs, targets) for measuring only.
         points: networks on each path: an odd number.
-        options: `loss` and `batch`, see `predict.losses`; `calibration`, other data to fit temperatures on, since
-            those of training are learned by heart.
+        calibration: (inputs, targets) to fit temperatures on, since those of training are learned by heart; None fits
+            them on `train` all the same.
+        loss: "cross-entropy", "mse" or a function, see `losses`.
+        batch: largest number of examples in one forward pass.
     """
-    check_options(options, ("points", "test", *BarrierReportOptions.__annotations__), "barrier_report")
     start, end = ends(a, b)
-    sets = [train] if test is None else [train, test]
-    measure: Measure = {"loss": options.get("loss", "cross-entropy"), "batch": options.get("batch", BATCH)}
+    scores = _scorer(model, train, test, loss, batch)
 
-    def path_to(goal: State) -> Barrier:
-        return with_test(walk(start, goal, points, lambda state, t: look(model, state, sets, measure)))
+    def path_to(state: State) -> Barrier:
+        return _with_test(curves(start, state, points, scores))
 
-    goal = aligned(start, end, symmetry, scale="keep")
-    steps = [Step(GIVEN, path_to(end)), Step(ORDERED, path_to(goal))]
+    moved = aligned(start, end, symmetry, scale="keep")
+    steps = [Step(GIVEN, path_to(end)), Step(ORDERED, path_to(moved))]
     if any(kind.endswith("scale") for space in symmetry.spaces for kind in space.generators):
-        goal = aligned(start, end, symmetry, scale="reference")
-        steps.append(Step(SCALED, path_to(goal)))
-    repaired = repairer(model, start, goal, train[0], batch=measure["batch"])
+        moved = aligned(start, end, symmetry, scale="reference")
+        steps.append(Step(SCALED, path_to(moved)))
+    repaired = repairer(model, start, moved, train[0], batch=batch)
     notes: dict[float, str] = {}
 
     def correct(state: State, t: float) -> State:
-        found = repaired(state, t)
-        notes[t] = str(found)
-        return found.state
+        repair = repaired(state, t)
+        notes[t] = str(repair)
+        return repair.state
 
-    if measure["loss"] != "cross-entropy":
-        plain = walk(start, goal, points, lambda state, t: look(model, state, sets, measure), correct)
-        return BarrierReport((*steps, Step("variance", with_test(plain), notes[0.5])))
-    thermometer = _Thermometer(model, sets, options.get("calibration", train), measure["batch"])
-    curves = walk(start, goal, points, thermometer, correct)
-    plain, everywhere = curves[: len(sets)], curves[len(sets) :]
-    between = [_between(cool, hot) for cool, hot in zip(plain, everywhere, strict=True)]
+    if loss != "cross-entropy":
+        path = _with_test(curves(start, moved, points, scores, correct))
+        return BarrierReport((*steps, Step("variance", path, notes[0.5])))
+    sets = [train] if test is None else [train, test]
+    thermometer = _Thermometer(model, sets, train if calibration is None else calibration, batch)
+    both = curves(start, moved, points, thermometer, correct)
+    plain, everywhere = both[: len(sets)], both[len(sets) :]
+    between = [_with_ends_of(cool, hot) for cool, hot in zip(plain, everywhere, strict=True)]
     return BarrierReport(
         (
             *steps,
-            Step("variance", with_test(plain), notes[0.5]),
-            Step("temperature", with_test(between), str(thermometer)),
-            Step("temperature, ends too", with_test(everywhere), control=True),
+            Step("variance", _with_test(plain), notes[0.5]),
+            Step("temperature", _with_test(between), str(thermometer)),
+            Step("temperature, ends too", _with_test(everywhere), control=True),
         )
     )
 
@@ -401,29 +363,41 @@ class _Thermometer:
 
     def __init__(self, model: nn.Module, sets: Sequence[Data], calibration: Data, batch: int) -> None:
         self.model, self.sets, self.calibration, self.batch = model, sets, calibration, batch
-        self.found: dict[float, float] = {}
+        self.temperatures: dict[float, float] = {}
 
     def __call__(self, state: State, t: float) -> list[Score]:
         pairs = [(self._logits(state, inputs), targets) for inputs, targets in self.sets]
         inputs, targets = self.calibration
         known = self.calibration is self.sets[0]  # then the pass need not be repeated
-        hot = self.found[t] = _fitting(pairs[0][0] if known else self._logits(state, inputs), targets)
-        return [score(*pair) for pair in pairs] + [score(values / hot, wanted) for values, wanted in pairs]
+        best = temperature(pairs[0][0] if known else self._logits(state, inputs), targets)
+        # Where all answers are right, the best would be 0 and ruin any other data.
+        hot = self.temperatures[t] = 1.0 if best == COLDEST else best
+        return [score(*pair) for pair in pairs] + [score(values / hot, labels) for values, labels in pairs]
 
     def _logits(self, state: State, inputs: Inputs) -> Tensor:
         return wide_outputs(self.model, state, inputs, batch=self.batch)
 
     def __str__(self) -> str:
-        return f"T = {self.found[0.5]:.3g} in the middle, {self.found[0]:.3g} and {self.found[1]:.3g} at the ends"
+        middle, first, last = (self.temperatures[t] for t in (0.5, 0, 1))
+        return f"T = {middle:.3g} in the middle, {first:.3g} and {last:.3g} at the ends"
 
 
-def _fitting(logits: Tensor, targets: Tensor) -> float:
-    """The best temperature; 1 where all answers are right, so that the best would be 0 and ruin any other data."""
-    found = temperature(logits, targets)
-    return 1.0 if found == COLDEST else found
+def temperature(logits: Tensor, targets: Tensor) -> float:
+    """The T > 0 that minimises the cross-entropy of logits / T over all examples and places.
+
+    Merged networks doubt too much: their best T is below 1. Logits are (examples, classes, ...), targets class numbers
+    (examples, ...).
+
+    >>> import torch
+    >>> logits = torch.tensor([[1.0, 0.0]]).expand(4, 2)  # right three times out of four: log 3 would be honest
+    >>> round(1 / temperature(logits, torch.tensor([0, 0, 0, 1])), 6)
+    1.098612
+    """
+    score(logits, targets)  # refuses what is not a classification
+    return best_temperature(logits.detach().movedim(1, -1).flatten(0, -2), targets.reshape(-1).to(logits.device))
 
 
-def _between(plain: Barrier, corrected: Barrier) -> Barrier:
+def _with_ends_of(plain: Barrier, corrected: Barrier) -> Barrier:
     """The corrected curve with the ends of the plain one."""
     loss = corrected.loss.clone()
     loss[0], loss[-1] = plain.loss[0], plain.loss[-1]

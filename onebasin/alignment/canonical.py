@@ -22,16 +22,25 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from onebasin.alignment.balance import Hold, Mass, Point, SquaresLayout, Work, best_step, check_finite, holds, is_bias
+from onebasin.alignment.balance import (
+    Balancer,
+    Lift,
+    LogScales,
+    Mass,
+    MassLayout,
+    best_step,
+    check_members_finite,
+    is_bias,
+    lifts_of,
+)
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
-from onebasin.errors import InputError, check_options
-from onebasin.parallel import ExecutionOptions, executor_for
-from onebasin.population import BLOCK_BYTES, Population, caller_bytes, mapped, member_bytes
+from onebasin.errors import InputError
+from onebasin.parallel import Executor, executor_for
+from onebasin.population import Population, mapped
 from onebasin.state import State, is_statistic
 from onebasin.symmetry import Element, ExpandedElement, Symmetry, apply_block
 
@@ -39,115 +48,114 @@ Tables = dict[tuple[int, int], Tensor]
 """(space, generator) -> factors (M, coordinates)."""
 
 
-class Pieces:
-    """The blocks of M networks: values (M, *dims, rest) of every block."""
+class Blocks:
+    """The blocks of M networks in float64, (M, *dims, rest) each: rescaled without touching the originals."""
 
-    def __init__(self, board: BlockLayout, stacked: Mapping[str, Tensor]) -> None:
-        """Cut stacked networks (M, *shape)."""
-        self.board = board
-        self.values = [block.take(stacked[block.tensor]).double() for block in board.blocks]
+    def __init__(self, layout: BlockLayout, stacked: Mapping[str, Tensor]) -> None:
+        self.layout = layout
+        self.values = [block.take(stacked[block.tensor]).double() for block in layout.blocks]
 
     def rescale(self, tables: Tables) -> None:
-        """Act with factors."""
-        for number, block in enumerate(self.board.blocks):
-            for foot in block.feet:
-                for generator, power in enumerate(foot.powers):
-                    table = tables.get((foot.space, generator))
+        """Multiply by powers of factors."""
+        for number, block in enumerate(self.layout.blocks):
+            for axis in block.axes:
+                for generator, power in enumerate(axis.powers):
+                    table = tables.get((axis.space, generator))
                     if power and table is not None:
-                        self.values[number] = self.values[number] * block.spread(foot, table**power)
+                        self.values[number] = self.values[number] * block.spread(axis, table**power)
 
-    def standing(self, space: int) -> Iterator[tuple[TensorBlock, BlockAxis, Tensor]]:
-        """Every block in which a space stands, with its foot there and the values."""
-        for block, values in zip(self.board.blocks, self.values, strict=True):
-            for foot in block.feet:
-                if foot.space == space:
-                    yield block, foot, values
-
-
-def along(foot: BlockAxis, table: Tensor) -> Tensor:
-    """A table over a foot's dims in their order in the block, as (M, coordinates)."""
-    kept = sorted(foot.dims)
-    return table.permute(0, *[1 + kept.index(dim) for dim in foot.dims]).flatten(1)
+    def of_space(self, space: int) -> Iterator[tuple[TensorBlock, BlockAxis, Tensor]]:
+        """Every block that a space moves, with its axis there and the values."""
+        for block, values in zip(self.layout.blocks, self.values, strict=True):
+            for axis in block.axes:
+                if axis.space == space:
+                    yield block, axis, values
 
 
 _NOTHING = 1e-12  # an odd sum that is smaller, relative to the sum of absolute values, says nothing
 
 
-def settle_signs(pieces: Pieces) -> tuple[Tables, list[tuple[int, int]]]:
-    """Turn the pieces; return the signs (M, n) of each (space, generator) that was settled, and those left open."""
-    spaces = pieces.board.spaces
-    still = [
+def choose_signs(blocks: Blocks) -> tuple[Tables, list[tuple[int, int]]]:
+    """Flip the blocks; return the signs (M, n) of each (space, generator) that has a rule, and those left open.
+
+    A sign can be read off weights that it turns and that no other open sign turns: the sum of their cubes, which does
+    not depend on the order of units, is to be positive. So signs are chosen outwards from the rigid axes: inputs,
+    outputs, the gamma of a norm (which is looked at first, so that gammas come out positive). Several signs of one unit
+    that only occur together are told apart by elimination over GF(2).
+    """
+    spaces = blocks.layout.spaces
+    open_signs = [
         (n, g) for n, space in enumerate(spaces) for g, kind in enumerate(space.generators) if kind.endswith("sign")
     ]
-    settled: Tables = {}
-    while still:
-        found: Tables = {}
-        for space in dict.fromkeys(number for number, _ in still):
-            found = _of_space(pieces, space, still)
-            if found:
+    signs: Tables = {}
+    while open_signs:
+        chosen: Tables = {}
+        for space in dict.fromkeys(number for number, _ in open_signs):
+            chosen = _of_space(blocks, space, open_signs)
+            if chosen:
                 break
-        if not found:
+        if not chosen:
             break
-        pieces.rescale(found)
-        settled.update(found)
-        still = [key for key in still if key not in found]
-    return settled, still
+        blocks.rescale(chosen)
+        signs.update(chosen)
+        open_signs = [key for key in open_signs if key not in chosen]
+    return signs, open_signs
 
 
-def open_signs(block: TensorBlock, still: list[tuple[int, int]]) -> list[tuple[BlockAxis, frozenset[int]]]:
+def turning_signs(block: TensorBlock, open_signs: list[tuple[int, int]]) -> list[tuple[BlockAxis, frozenset[int]]]:
     """The feet of a block that open signs turn, with the generators that do."""
-    found = []
-    for foot in block.feet:
-        odd = frozenset(g for g, power in enumerate(foot.powers) if power % 2 and (foot.space, g) in still)
+    turning = []
+    for axis in block.axes:
+        odd = frozenset(g for g, power in enumerate(axis.powers) if power % 2 and (axis.space, g) in open_signs)
         if odd:
-            found.append((foot, odd))
-    return found
+            turning.append((axis, odd))
+    return turning
 
 
-def _of_space(pieces: Pieces, space: int, still: list[tuple[int, int]]) -> Tables:
+def _of_space(blocks: Blocks, space: int, open_signs: list[tuple[int, int]]) -> Tables:
     """The signs of one space that can be read now."""
     seen: dict[frozenset[int], list[tuple[tuple[bool, bool], TensorBlock, BlockAxis, Tensor]]] = {}
-    for block, foot, values in pieces.standing(space):
-        turned = open_signs(block, still)
-        if [held for held, _ in turned] == [foot]:
+    for block, axis, values in blocks.of_space(space):
+        turned = turning_signs(block, open_signs)
+        if [turned_axis for turned_axis, _ in turned] == [axis]:
             bias = is_bias(block.tensor)
-            rank = (bias, set(foot.dims) != set(range(len(block.dims))) or values.shape[-1] > 1)  # a gamma comes first
-            seen.setdefault(turned[0][1], []).append((rank, block, foot, values))
-    found: Tables = {}
+            rank = (bias, set(axis.dims) != set(range(len(block.dims))) or values.shape[-1] > 1)  # a gamma comes first
+            seen.setdefault(turned[0][1], []).append((rank, block, axis, values))
+    signs: Tables = {}
     for generator, combination in _eliminate(list(seen)).items():
         sign = torch.ones((), dtype=torch.float64)
         for odd in combination:
             ranked = sorted(seen[odd], key=lambda item: item[0])
-            sign = sign * _first([_odd(block, foot, values) for _, block, foot, values in ranked])
-        found[space, generator] = sign
-    return found
+            sign = sign * _first([_odd(block, axis, values) for _, block, axis, values in ranked])
+        signs[space, generator] = sign
+    return signs
 
 
 def _eliminate(rows: list[frozenset[int]]) -> dict[int, list[frozenset[int]]]:
     """Generator -> rows whose sum over GF(2) is that generator alone, where there are such rows."""
     reduced: list[tuple[set[int], set[frozenset[int]]]] = []
     for row in rows:
-        left, made = set(row), {row}
+        remaining, rows_used = set(row), {row}
         for pivot, combination in reduced:
-            if min(pivot) in left:
-                left, made = left ^ pivot, made ^ combination
-        if left:
+            if min(pivot) in remaining:
+                remaining, rows_used = remaining ^ pivot, rows_used ^ combination
+        if remaining:
             reduced = [
-                (other ^ left, combination ^ made) if min(left) in other else (other, combination)
+                (other ^ remaining, combination ^ rows_used) if min(remaining) in other else (other, combination)
                 for other, combination in reduced
             ]
-            reduced.append((left, made))
-    return {min(left): sorted(made, key=sorted) for left, made in reduced if len(left) == 1}
+            reduced.append((remaining, rows_used))
+    return {min(remaining): sorted(rows_used, key=sorted) for remaining, rows_used in reduced if len(remaining) == 1}
 
 
-def _odd(block: TensorBlock, foot: BlockAxis, values: Tensor) -> list[Tensor]:
+def _odd(block: TensorBlock, axis: BlockAxis, values: Tensor) -> list[Tensor]:
     """Sums over a unit's entries (M, n) that turn with its sign: of cubes, and of cubes weighted along the rest."""
     cubes = values**3
-    others = [1 + dim for dim in range(len(block.dims)) if dim not in foot.dims]
+    others = block.other_dims(axis)
     sums = []
     for table in (cubes.sum(-1), (cubes * torch.arange(1, cubes.shape[-1] + 1, device=cubes.device)).sum(-1)):
-        total = along(foot, table.sum(others) if others else table)
-        size = along(foot, cubes.abs().sum(-1).sum(others) if others else cubes.abs().sum(-1))
+        total = axis.flatten(table.sum(others) if others else table)
+        size = axis.flatten(cubes.abs().sum(-1).sum(others) if others else cubes.abs().sum(-1))
         sums.append(torch.where(total.abs() > _NOTHING * cubes.shape[-1] * size, total, 0.0))
     return sums
 
@@ -164,57 +172,60 @@ def _first(options: list[list[Tensor]]) -> Tensor:
 ORDERS = ("max", "first", "norm", "mean")
 _TIE = 1e-10  # keys closer than this, relative to the largest, are equal
 
-Open = list[tuple[int, int]]
-"""(space, generator) of signs that could not be settled: there only absolute values say something."""
+OpenSigns = list[tuple[int, int]]
+"""(space, generator) of signs without a rule: there only absolute values count."""
 
 
-def orders(pieces: Pieces, order: str, still: Open) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-    """Put the units of every permutable space in descending order.
+def unit_orders(blocks: Blocks, order: str, open_signs: OpenSigns) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
+    """Put the units of every permutable space in descending order of keys.
+
+    A key may not depend on the order of any other space. "max" and "mean" run over all entries of a unit in the first
+    tensor of its space (as a rule what writes it: a row of a layer), "norm" over all its entries in all tensors.
+    "first" is the released code of paper 2: the first entry of the row, taken after what the row reads has been put in
+    order; along axes that have no order yet the maximum is taken. All tables are in the coordinates of the given
+    network.
 
     Returns:
         Space -> the units of each copy, in order (M, copies, n); space -> (M,) number of units that stayed tied.
     """
-    made: dict[int, Tensor] = {}
+    orders: dict[int, Tensor] = {}
     ties: dict[int, Tensor] = {}
-    for number, space in enumerate(pieces.board.spaces):
+    for number, space in enumerate(blocks.layout.spaces):
         if space.permutable:
-            keys = [key(pieces, number, order, still, made), *_second(pieces, number)]
+            keys = [key(blocks, number, order, open_signs, orders), *_second(blocks, number)]
             shape = (len(keys[0]), space.copies, space.size)
-            made[number], tied = _ranked([table.reshape(shape) for table in keys])
+            orders[number], tied = _ranked([table.reshape(shape) for table in keys])
             ties[number] = tied.sum((1, 2))
-    return made, ties
+    return orders, ties
 
 
-def key(pieces: Pieces, space: int, order: str, still: Open, known: dict[int, Tensor]) -> Tensor:
+def key(blocks: Blocks, space: int, order: str, open_signs: OpenSigns, known: dict[int, Tensor]) -> Tensor:
     """The key of every unit of a space: (M, coordinates)."""
     if order == "norm":
-        return _second(pieces, space)[0]
-    standing = [item for item in pieces.standing(space) if not is_bias(item[0].tensor)] or list(pieces.standing(space))
-    first = standing[0][0].tensor
+        return _second(blocks, space)[0]
+    places = [item for item in blocks.of_space(space) if not is_bias(item[0].tensor)] or list(blocks.of_space(space))
+    first = places[0][0].tensor
     tables, seen = [], set()
-    for block, foot, values in standing:
-        if block.tensor == first and id(block) not in seen:  # a space that stands twice in a block counts once
+    for block, axis, values in places:
+        if block.tensor == first and id(block) not in seen:  # a space that moves two axes of a block counts once
             seen.add(id(block))
-            if open_signs(block, still):
+            if turning_signs(block, open_signs):
                 values = values.abs()
-            tables.append(_reduce(pieces, block, foot, values, order, known))
+            tables.append(_reduce(blocks, block, axis, values, order, known))
     stacked = torch.stack(tables)
     return stacked.mean(0) if order == "mean" else stacked.amax(0) if order == "max" else stacked[0]
 
 
 def _reduce(
-    pieces: Pieces, block: TensorBlock, foot: BlockAxis, values: Tensor, order: str, known: dict[int, Tensor]
+    blocks: Blocks, block: TensorBlock, axis: BlockAxis, values: Tensor, order: str, known: dict[int, Tensor]
 ) -> Tensor:
     """One number for every coordinate of a foot: (M, coordinates)."""
-    others = [1 + dim for dim in range(len(block.dims)) if dim not in foot.dims]
-    if order == "mean":
-        return along(foot, values.mean([*others, values.dim() - 1]))
-    if order == "max":
-        return along(foot, values.amax([*others, values.dim() - 1]))
+    if order in ("mean", "max"):
+        return block.reduce(axis, values, torch.mean if order == "mean" else torch.amax)
     values = values[..., 0]
-    for dim in reversed(others):
+    for dim in reversed(block.other_dims(axis)):
         units = [
-            other for other in block.feet if other.dims[-1] == dim - 1 and pieces.board.spaces[other.space].permutable
+            other for other in block.axes if other.dims[-1] == dim - 1 and blocks.layout.spaces[other.space].permutable
         ]
         ordered = [other for other in units if other.space in known and len(other.dims) == 1]
         if not units:
@@ -226,17 +237,14 @@ def _reduce(
             values = values.gather(dim, index).squeeze(dim)
         else:
             values = values.amax(dim)
-    return along(foot, values)
+    return axis.flatten(values)
 
 
-def _second(pieces: Pieces, space: int) -> list[Tensor]:
-    """What decides where first keys are equal: sums of squares and of fourth powers of all that hangs on a unit."""
+def _second(blocks: Blocks, space: int) -> list[Tensor]:
+    """Keys for units whose first keys are equal: sums of squares and of fourth powers of all weights of a unit."""
     totals: list[Tensor] = []
     for power in (2, 4):
-        tables = [
-            along(foot, (values**power).sum([*[1 + d for d in range(len(block.dims)) if d not in foot.dims], -1]))
-            for block, foot, values in pieces.standing(space)
-        ]
+        tables = [block.reduce(axis, values**power, torch.sum) for block, axis, values in blocks.of_space(space)]
         totals.append(torch.stack(tables).sum(0))
     return totals
 
@@ -272,7 +280,7 @@ Use = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Step:
-    """Settle a gauge by its weights of one sign of power; where a unit has none, by biases."""
+    """Fixes a gauge by its weights of one sign of power; where a unit has none, by biases."""
 
     gauge: int
     sign: int
@@ -281,23 +289,29 @@ class Step:
 
 
 def unit_norm(
-    layout: SquaresLayout, stacked: Mapping[str, Tensor], start: int = 0
+    layout: MassLayout, stacked: Mapping[str, Tensor], start: int = 0
 ) -> tuple[list[Tensor] | None, list[str]]:
-    """Log scales (M, n) of every gauge of stacked networks, and sentences about what could not be had.
+    """Log scales (M, n) under which every unit is written by weights of norm 1, as in paper 2, and sentences.
 
-    None instead of scales where gauges wait for each other.
+    Layer by layer this is easy: once the units that a layer reads have their scale, the norm of each of its rows is
+    known. In general a gauge can be fixed by weights that no gauge moves which is not fixed yet. `steps` finds such an
+    order from the structure alone: first by weights with positive powers (what writes a unit: the rows of a layer, the
+    gamma of a norm; where several writers can serve, their joint norm), and where no gauge is left that has any, by
+    weights with negative ones. So a residual stream is fixed by its stem, before the blocks that read it. A bias serves
+    only where a unit has no such weights. Gauges may wait for each other in a circle; in general they then have no such
+    normal form, and None is returned instead of scales.
     """
     mass = layout.reduce(stacked, start=start)
-    held = holds(layout, mass, stacked)
+    lifts = lifts_of(layout, mass, stacked)
     point, notes = mass.here.copy(), []
     order = steps(mass)
-    settled = {step.gauge for step in order}
-    left = [gauge.name for n, gauge in enumerate(layout.gauges) if mass.touching[n] and n not in settled]
-    if left:
-        names = ", ".join(dict.fromkeys(left))
+    ordered = {step.gauge for step in order}
+    circular = [gauge.name for n, gauge in enumerate(layout.gauges) if mass.touching[n] and n not in ordered]
+    if circular:
+        names = ", ".join(dict.fromkeys(circular))
         return None, [f"{names}: their norms depend on each other in a circle, so the networks were balanced instead"]
     for step in order:
-        bare = _settle(mass, held[step.gauge], step, point)
+        bare = _fix_scale(mass, lifts[step.gauge], step, point)
         if bare:
             name = layout.gauges[step.gauge].name
             notes.append(f"{name}: {bare} units have no weights to be normed by, and kept their scale")
@@ -305,66 +319,71 @@ def unit_norm(
 
 
 def steps(mass: Mass) -> list[Step]:
-    """An order in which gauges can be settled; gauges that wait for each other are not in it."""
-    made: list[Step] = []
+    """An order in which gauges can be fixed; gauges that wait for each other are not in it."""
+    ordered: list[Step] = []
     waiting = [number for number, _ in enumerate(mass.gauges) if mass.touching[number]]
     while waiting:
         options = [_step(mass, gauge, sign, waiting) for sign in (1, -1) for gauge in waiting]
-        found = next((step for step in options if step.weights), None)
-        found = found or next((step for step in options if step.biases), None)
-        if found is None:
+        step = next((step for step in options if step.weights), None)
+        step = step or next((step for step in options if step.biases), None)
+        if step is None:
             break
-        made.append(found)
-        waiting.remove(found.gauge)
-    return made
+        ordered.append(step)
+        waiting.remove(step.gauge)
+    return ordered
 
 
 def _step(mass: Mass, gauge: int, sign: int, waiting: list[int]) -> Step:
     uses: dict[bool, list[Use]] = {False: [], True: []}
     for number, part in enumerate(mass.parts):
-        acting = [(side, other, power) for side, held in enumerate(part.sides) for other, power in held.powers]
-        own = [(number, side, power) for side, other, power in acting if other == gauge]
-        if len(own) == 1 and own[0][2] * sign > 0 and not any(o in waiting and o != gauge for _, o, _ in acting):
-            uses[part.bias] += own
+        acting = [
+            (side, other, power) for side, acting_side in enumerate(part.sides) for other, power in acting_side.powers
+        ]
+        uses_here = [(number, side, power) for side, other, power in acting if other == gauge]
+        if (
+            len(uses_here) == 1
+            and uses_here[0][2] * sign > 0
+            and not any(o in waiting and o != gauge for _, o, _ in acting)
+        ):
+            uses[part.bias] += uses_here
     return Step(gauge, sign, tuple(uses[False]), tuple(uses[True]))
 
 
-def _settle(mass: Mass, hold: Hold, step: Step, point: Point) -> int:
-    """Settle one gauge; return how many coordinates nothing could settle."""
-    move, bare = _to_norm_one(mass, hold, step, point, step.weights)
-    if hold.whole is not None:
-        move, bare = torch.where(bare, hold.whole, move), torch.zeros_like(bare)
+def _fix_scale(mass: Mass, lift: Lift, step: Step, point: LogScales) -> int:
+    """Fix one gauge; return how many coordinates have no weights for it."""
+    move, bare = _to_norm_one(mass, lift, step, point, step.weights)
+    if lift.unit_variance is not None:
+        move, bare = torch.where(bare, lift.unit_variance, move), torch.zeros_like(bare)
     elif bool(bare.any()):
-        second, still = _to_norm_one(mass, hold, step, point, step.biases)
-        move, bare = torch.where(bare, second, move), bare & still
-    if hold.floor is not None:
-        move = torch.maximum(move, hold.floor)
+        second, without_biases = _to_norm_one(mass, lift, step, point, step.biases)
+        move, bare = torch.where(bare, second, move), bare & without_biases
+    if lift.floor is not None:
+        move = torch.maximum(move, lift.floor)
     point.move(step.gauge, torch.where(bare, 0.0, move))
     return int(bare.sum())
 
 
-def _to_norm_one(mass: Mass, hold: Hold, step: Step, point: Point, uses: tuple[Use, ...]) -> tuple[Tensor, Tensor]:
+def _to_norm_one(mass: Mass, lift: Lift, step: Step, point: LogScales, uses: tuple[Use, ...]) -> tuple[Tensor, Tensor]:
     """The log factors (M, n) that give these weights norm 1, and where there are none."""
-    pulls: dict[int, Tensor] = {}
+    masses: dict[int, Tensor] = {}
     for number, side, power in uses:
         # best_step weighs |power| * mass against the lift of 1; the division leaves the mass itself
         moved = mass.along(number, side, point) / abs(power)
-        pulls[power] = pulls[power] + moved if power in pulls else moved
-    bare = sum(pulls.values(), start=torch.zeros_like(hold.pull)) == 0
-    if not pulls:
-        return torch.zeros_like(hold.pull), bare
-    move, _ = best_step(pulls, replace(hold, pull=torch.full_like(hold.pull, float(step.sign))))
+        masses[power] = masses[power] + moved if power in masses else moved
+    bare = sum(masses.values(), start=torch.zeros_like(lift.values)) == 0
+    if not masses:
+        return torch.zeros_like(lift.values), bare
+    move, _ = best_step(masses, replace(lift, values=torch.full_like(lift.values, float(step.sign))))
     return move, bare
 
 
 FORM_SCALES = ("balanced", "unit-norm", "keep")
-FORM = "balanced/max"  # scale and order where nobody says which
+FORM = "balanced/max"  # scale and order by default
 _FEW = 1e-3  # part of the weights: where fewer make up the squared norm, distances are those of these few
 _FEWEST = 2.0  # of them, whatever the number of all
 _TINY = 1e-300
 _SMALL = 20  # weights; of fewer, two may well be most
 _TOLERANCE, _SWEEPS = 1e-13, 200  # of balancing: nearly as far as float64 goes
-_FOLD = 8  # times the bytes of a block that its pieces take
 
 
 @dataclass(frozen=True, eq=False)
@@ -399,7 +418,8 @@ def canonicalise(
     order: str = "max",
     signs: bool = True,
     path: str | os.PathLike[str] | None = None,
-    **places: Unpack[ExecutionOptions],
+    workers: int | None = None,
+    executor: str | Executor | None = None,
 ) -> Canonical:
     """Bring networks into their normal form.
 
@@ -412,38 +432,41 @@ def canonicalise(
         what: a population, or one network; it is not changed.
         symmetry: of the networks' model.
         scale: "balanced" (least mass), "unit-norm" (what writes a unit has norm 1, layer by layer) or "keep".
-        order: descending "max", "first", "norm" or "mean" of a unit's weights (see `order_keys`), or "keep".
-        signs: settle signs.
+        order: descending "max", "first", "norm" or "mean" of a unit's weights (see `unit_orders`), or "keep".
+        signs: choose signs too.
         path: write the resulting population to this folder instead of keeping it in memory.
-        **places: where a population is worked on, see `ExecutionOptions`.
+        workers: processes on this machine, for a population; without effect on the result.
+        executor: "local" or the address of a Ray cluster, or an open executor.
     """
-    check_options(places, ExecutionOptions.__annotations__, "canonicalise")
     if isinstance(what, nn.Module):
         raise InputError("canonicalise moves a State or a Population, found a module: give model.state_dict()")
     for name, value, known in (("scale", scale, FORM_SCALES), ("order", order, (*ORDERS, "keep"))):
         if value not in known:
-            raise InputError(f"{name} must be one of {', '.join(known)}, found {value!r}: choose one of them")
-    form = Form(symmetry, scale, order, signs)
+            raise InputError(f"{name} must be one of {', '.join(known)}, found {value!r}")
+    form = NormalForm(symmetry, scale, order, signs)
     if not isinstance(what, Population):
         if path is not None:
             raise InputError("path= is for populations, found one network: save the state of the result yourself")
-        stacked, found = form({name: tensor[None] for name, tensor in what.items()}, 0, None)
+        stacked, result = form({name: tensor[None] for name, tensor in what.items()}, 0, None)
         state = {name: tensor[0] for name, tensor in stacked.items()}
-        return _conditioned(replace(found, element=found.element.member(0), ties=_told(found.ties), state=state))
+        element, ties = result.element.member(0), _only_tied(result.ties)
+        return _with_condition(replace(result, element=element, ties=ties, state=state))
     if not len(what):
         raise InputError("expected a population of at least one network, found none: give networks to canonicalise")
-    each = _FOLD * min(what.nbytes, BLOCK_BYTES) + _FOLD * member_bytes(what.spec)
-    with executor_for(places, each=each, here=caller_bytes(what, path)) as executor:
-        moved = mapped(what, form, executor, path=None if path is None else Path(path))
-    return _conditioned(replace(_joined(moved.notes), population=moved.population))
+    with executor_for({"workers": workers, "executor": executor}) as opened:
+        moved = mapped(what, form, opened, path=None if path is None else Path(path))
+    return _with_condition(replace(_joined(moved.notes), population=moved.population))
+
+
+canonicalize = canonicalise
 
 
 def _conditions(stacked: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Of stacked networks (M, *shape): `effective` and `largest` of `Canonical`, float64 (M,)."""
     rows = []  # of each tensor: its largest weight, and sums of squares and fourth powers in units of that
-    for name, own in stacked.items():
-        if own.is_floating_point() and own.numel() and not is_statistic(name):
-            sizes = own.detach().flatten(1).abs().double()
+    for name, values in stacked.items():
+        if values.is_floating_point() and values.numel() and not is_statistic(name):
+            sizes = values.detach().flatten(1).abs().double()
             top = sizes.amax(1)
             squares = (sizes / top.clamp_min(_TINY)[:, None]).square_()
             rows.append(torch.stack([top, squares.sum(1), squares.square_().sum(1)]).cpu())
@@ -457,91 +480,92 @@ def _conditions(stacked: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     return torch.where(fourth > 0, second.square() / fourth, torch.inf), largest
 
 
-def _conditioned(found: Canonical) -> Canonical:
+def _with_condition(form: Canonical) -> Canonical:
     """The same with a note where a few weights decide all distances."""
-    held = found.state if found.state is not None else found.population.spec if found.population is not None else {}
+    tensors = form.state if form.state is not None else form.population.spec if form.population is not None else {}
     weights = sum(
-        math.prod(own.shape) for name, own in held.items() if own.dtype.is_floating_point and not is_statistic(name)
+        math.prod(tensor.shape)
+        for name, tensor in tensors.items()
+        if tensor.dtype.is_floating_point and not is_statistic(name)
     )
-    bad = found.effective < max(_FEWEST, _FEW * weights)
+    bad = form.effective < max(_FEWEST, _FEW * weights)
     if weights < _SMALL or not bool(bad.any()):
-        return found
-    few, top = float(found.effective[bad].min()), float(found.largest.max())
+        return form
+    few, top = float(form.effective[bad].min()), float(form.largest.max())
     note = (
         f"ill-conditioned: in {int(bad.sum()):,} of {len(bad):,} networks few weights, {few:.0f} of {weights:,}, "
         f"hold nearly all of the squared norm, and distances see little else; the largest is {top:.2g}; "
         'scale="balanced" keeps networks light'
     )
-    return replace(found, notes=(*found.notes, note))
+    return replace(form, notes=(*form.notes, note))
 
 
-class Form:
-    """The rules of a normal form."""
+class NormalForm:
+    """The rules of a normal form, applied to stacked networks."""
 
     def __init__(self, symmetry: Symmetry, scale: str, order: str, signs: bool) -> None:
-        """Lay out the symmetry once."""
         self.symmetry, self.scale, self.order, self.signs = symmetry, scale, order, signs
-        self.layout = SquaresLayout.of(BlockLayout.of(symmetry, statistics=True))
+        self.layout = MassLayout.of(BlockLayout.of(symmetry, statistics=True))
         self.weights = BlockLayout.of(symmetry)
 
     def __call__(self, stacked: State, start: int, beside: None) -> tuple[State, Canonical]:
         """Bring stacked networks into normal form."""
-        found = self.find(stacked, start)
-        moved = apply_block(ExpandedElement(self.symmetry, found.element), stacked, 0, "value")
+        form = self.find(stacked, start)
+        moved = apply_block(ExpandedElement(self.symmetry, form.element), stacked, 0, "value")
         effective, largest = _conditions(moved)
-        return moved, replace(found, effective=effective, largest=largest)
+        return moved, replace(form, effective=effective, largest=largest)
 
     def find(self, stacked: Mapping[str, Tensor], start: int) -> Canonical:
         """What brings stacked networks (M, *shape) into normal form; `start` numbers the first."""
         self.weights.check(stacked, where=f"member {start}", batched=True)
-        pieces = Pieces(self.weights, stacked)
+        blocks = Blocks(self.weights, stacked)
         factors, notes = self._scales(stacked, start)
-        pieces.rescale(factors)
-        still: list[tuple[int, int]] = []
+        blocks.rescale(factors)
+        open_signs: list[tuple[int, int]] = []
         if self.signs:
-            turned, still = settle_signs(pieces)
+            turned, open_signs = choose_signs(blocks)
             factors.update(turned)
-            for space, generator in still:
+            for space, generator in open_signs:
                 name, kind = self.symmetry.spaces[space].name, self.symmetry.spaces[space].generators[generator]
                 notes = (*notes, f"{name}: {kind} {generator} was left open, no weight shows it alone")
         members = len(next(iter(stacked.values())))
         unknown = torch.full((members,), torch.nan, dtype=torch.float64)
         if self.order == "keep":
             return Canonical(self._element(members, factors, {}), {}, notes, unknown, unknown)
-        found, ties = orders(pieces, self.order, still)
+        orders, ties = unit_orders(blocks, self.order, open_signs)
         named = {self.symmetry.spaces[space].name: counts.cpu() for space, counts in ties.items()}
-        return Canonical(self._element(members, factors, found), named, notes, unknown, unknown)
+        return Canonical(self._element(members, factors, orders), named, notes, unknown, unknown)
 
     def _scales(self, stacked: Mapping[str, Tensor], start: int) -> tuple[Tables, tuple[str, ...]]:
         """Factors of the scales, and what there is to say about them."""
         logs: list[Tensor] | None = None
         notes: tuple[str, ...] = ()
         if self.scale == "keep":
-            check_finite(stacked, start)
+            check_members_finite(stacked, start)
             return {}, notes
         if self.scale == "unit-norm":
-            logs, found = unit_norm(self.layout, stacked, start)
-            notes = tuple(found)
+            logs, sentences = unit_norm(self.layout, stacked, start)
+            notes = tuple(sentences)
         if logs is None:
-            work = Work(self.layout, True, "unit", _TOLERANCE, _SWEEPS, dead="unit")
-            logs = work.solve(stacked, start).found.logs
+            balancer = Balancer(self.layout, True, "unit", _TOLERANCE, _SWEEPS, dead="unit")
+            logs = balancer.solve(stacked, start).minimum.logs
         gauges = [(gauge.space, gauge.generator) for gauge in self.layout.gauges]
         return {key: table.exp() for key, table in zip(gauges, logs, strict=True)}, notes
 
-    def _element(self, members: int, factors: Tables, found: dict[int, Tensor]) -> Element:
+    def _element(self, members: int, factors: Tables, orders: dict[int, Tensor]) -> Element:
         """Orders and factors in the coordinates of the given networks, as elements."""
         scaled = self.symmetry.identity(members)
         for (space, generator), table in factors.items():
-            held = scaled.factors[self.symmetry.spaces[space].name]
-            held[generator] = table.cpu().reshape(held[generator].shape)
+            table_of_space = scaled.factors[self.symmetry.spaces[space].name]
+            table_of_space[generator] = table.cpu().reshape(table_of_space[generator].shape)
         turned = ExpandedElement(self.symmetry, self.symmetry.identity(members))
-        for space, order in sorted(found.items()):  # parents first: a child is listed by where its parent now stands
+        for space, order in sorted(orders.items()):  # parents first: a child is listed by the new place of its parent
             origin = turned.origin(space)
             turned.orders[space] = order.cpu().gather(1, origin[:, :, None].expand(-1, -1, order.shape[2]))
         return self.symmetry.compose(turned.narrow(), scaled)
 
 
-def _told(ties: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _only_tied(ties: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The spaces with any."""
     return {name: counts for name, counts in ties.items() if counts.any()}
 
@@ -550,11 +574,19 @@ def _joined(parts: list[Canonical]) -> Canonical:
     """Lay batches end to end."""
     elements = [part.element for part in parts]
     element = Element(
-        {name: torch.cat([own.orders[name] for own in elements]) for name in elements[0].orders},
-        {name: torch.cat([own.factors[name] for own in elements], 1) for name in elements[0].factors},
-        sum(own.members or 0 for own in elements),
+        {
+            name: torch.cat([element_of_block.orders[name] for element_of_block in elements])
+            for name in elements[0].orders
+        },
+        {
+            name: torch.cat([element_of_block.factors[name] for element_of_block in elements], 1)
+            for name in elements[0].factors
+        },
+        sum(element_of_block.members or 0 for element_of_block in elements),
     )
     ties = {name: torch.cat([part.ties[name] for part in parts]) for name in parts[0].ties}
     notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
-    effective, largest = (torch.cat(own) for own in ([p.effective for p in parts], [p.largest for p in parts]))
-    return Canonical(element, _told(ties), notes, effective, largest)
+    effective, largest = (
+        torch.cat(element_of_block) for element_of_block in ([p.effective for p in parts], [p.largest for p in parts])
+    )
+    return Canonical(element, _only_tied(ties), notes, effective, largest)

@@ -1,8 +1,13 @@
-"""Does every unit keep its role along a chain? Early means of its weights are compared with late ones.
+"""Do samples treat the units of a layer alike? Tests that independent trainings pass and a stuck chain fails.
 
-Relabelling units leaves the posterior as it is, so a chain that has explored it exchanges roles: what a unit's weights
-were early says nothing about what they are late. Counting which unit holds the largest weight sees that only where one
-unit stands out; means of all weights see it everywhere, and neighbours that are alike cannot imitate it.
+With a prior and an initialisation that do not tell units apart, the posterior does not either: relabelling the units
+of a space leaves it as it is, so each unit is equally likely to be the one with the largest weight. Approximate
+posteriors, and Monte Carlo chains in practice, break this (Laurent, Aldea & Franchi 2024). `exchangeability` counts
+over the members of a population which unit it is, and compares the counts with uniform ones (`uniformity`).
+
+A chain that has explored the posterior also exchanges roles: what a unit's weights were early says nothing about what
+they are late. Counting which unit holds the largest weight sees that only where one unit stands out; `persistence`
+compares early and late means of all weights, which see it everywhere, and neighbours that are alike cannot imitate it.
 """
 
 from __future__ import annotations
@@ -126,12 +131,12 @@ def _autocorrelation_time(winners: Tensor, chain: Tensor, outcomes: int) -> floa
     column = (chain[:, None] * copies + torch.arange(copies)) * outcomes + winners
     share = column.reshape(-1).bincount(minlength=len(lengths) * copies * outcomes).reshape(-1, copies, outcomes)
     share = share.double() / lengths[:, None, None]
-    own = share.reshape(-1)[column]
+    shares_drawn = share.reshape(-1)[column]
     square = share.square().sum(-1)[chain]
 
     def covariance(lag: int) -> float:
         first, last = slice(0, total - lag), slice(lag, total)
-        agree = (winners[first] == winners[last]) + (square[first] - own[first] - own[last])
+        agree = (winners[first] == winners[last]) + (square[first] - shares_drawn[first] - shares_drawn[last])
         return float(agree[chain[first] == chain[last]].sum()) / (total * copies)
 
     variance = covariance(0)
@@ -142,12 +147,12 @@ def _autocorrelation_time(winners: Tensor, chain: Tensor, outcomes: int) -> floa
         least = min(least, pair)
         summed += 2 * least
         lag += 2
-    found = max(1.0, summed / variance)
+    time = max(1.0, summed / variance)
     # A mean taken from the same draws lowers every covariance by about variance * time / length.
     lags = torch.arange(1 - max(1, lag), max(1, lag)).abs()[:, None]
     lost = float((1 - lags / lengths).clamp_min(0).sum()) / total
-    left = max(1 - lost + found * len(lengths) / total, found * len(lengths) / total)  # the time is at most the length
-    return max(1.0, found / left)
+    left = max(1 - lost + time * len(lengths) / total, time * len(lengths) / total)  # the time is at most the length
+    return max(1.0, time / left)
 
 
 def adjust(p: Sequence[float], method: str = "holm") -> list[float]:
@@ -161,12 +166,12 @@ def adjust(p: Sequence[float], method: str = "holm") -> list[float]:
     many = len(p)
     values, order = torch.tensor(p, dtype=torch.float64).sort()
     if method == "holm":
-        made = (values * torch.arange(many, 0, -1)).cummax(0).values
+        adjusted = (values * torch.arange(many, 0, -1)).cummax(0).values
     elif method == "bh":
-        made = (values * many / torch.arange(1, many + 1)).flip(0).cummin(0).values.flip(0)
+        adjusted = (values * many / torch.arange(1, many + 1)).flip(0).cummin(0).values.flip(0)
     else:
         raise InputError(f"correction must be 'holm' or 'bh' (Benjamini and Hochberg), found {method!r}.")
-    return torch.empty_like(made).scatter(0, order, made.clamp_max(1)).tolist()
+    return torch.empty_like(adjusted).scatter(0, order, adjusted.clamp_max(1)).tolist()
 
 
 STATISTICS = ("max", "norm")
@@ -179,7 +184,7 @@ class Row:
     Attributes:
         space: its name.
         units: number of units.
-        copies: number of copies, for a space fibred over parents.
+        copies: number of copies, for a space nested in parents.
         members: networks counted.
         effective: independent networks that would tell as much.
         statistic: chi-square over units and copies, corrected for autocorrelation.
@@ -265,8 +270,8 @@ def exchangeability(
     apart on purpose and is rejected, as it should be.
 
     A unit is judged by all weights that touch it, incoming and outgoing alike, each over the mean magnitude in the
-    part of the tensor where it stands (running statistics of batch norms are left out); ties are broken at random.
-    The copies of a fibred space (the units inside each head) are contests of their own, whose chi-squares are added.
+    block of the tensor that it belongs to (running statistics of batch norms are left out); ties are broken at random.
+    The copies of a nested space (the units inside each head) are contests of their own, whose chi-squares are added.
 
     Draws of one chain count as a sample of what that chain explores, corrected for its autocorrelation, so that a
     chain which stays near one network is rejected however it was started. To ask only whether the starts are alike,
@@ -286,27 +291,29 @@ def exchangeability(
         InputError: fewer than two members, nothing to permute, or an option that does not exist.
         SpecError: the population is not of the symmetry's model, or holds NaN or infinity.
     """
-    board = BlockLayout.of(symmetry)
-    weighed = {foot.space for block in board.blocks for foot in block.feet}
-    tested = [number for number in sorted(weighed) if board.spaces[number].permutable and board.spaces[number].size > 1]
+    layout = BlockLayout.of(symmetry)
+    weighed = {axis.space for block in layout.blocks for axis in block.axes}
+    tested = [
+        number for number in sorted(weighed) if layout.spaces[number].permutable and layout.spaces[number].size > 1
+    ]
     _check(len(population), bool(tested), statistic, level)
     chains = _chains(population, chain)
-    winners = _winners(population, board, tested, statistic, seed)
-    found, counts = [], {}
+    winners = _winners(population, layout, tested, statistic, seed)
+    results, counts = [], {}
     for number in tested:
         space, won = symmetry.spaces[number], winners[number]
         cells = torch.arange(space.copies) * space.size + won
         counts[space.name] = cells.reshape(-1).bincount(minlength=space.copies * space.size).reshape(-1, space.size)
         factor = inflation(won, chains, space.size)
-        found.append(uniformity(counts[space.name], inflation=factor, seed=seed))
-    adjusted = adjust([result.p for result in found], correction)
+        results.append(uniformity(counts[space.name], inflation=factor, seed=seed))
+    adjusted = adjust([result.p for result in results], correction)
     rows = []
-    for number, result, value in zip(tested, found, adjusted, strict=True):
+    for number, result, value in zip(tested, results, adjusted, strict=True):
         space = symmetry.spaces[number]
         # The strongest evidence there can be: all effective draws on one unit of each copy. Would it do?
         strongest = space.copies * (result.effective - 1) * math.log(space.size)
-        told = strongest > math.log(len(tested) / level)
-        verdict = "rejected" if value < level else "consistent" if told else "too few to tell"
+        decidable = strongest > math.log(len(tested) / level)
+        verdict = "rejected" if value < level else "consistent" if decidable else "too few to tell"
         facts = (len(population), result.effective, result.statistic, result.freedom, result.p, value, verdict)
         rows.append(Row(space.name, space.size, space.copies, *facts))
     return Exchangeability(tuple(rows), counts, level)
@@ -337,24 +344,24 @@ def _chains(population: Population, chain: Sequence[int] | Tensor | None) -> Ten
 
 
 def _winners(
-    population: Population, board: BlockLayout, tested: list[int], statistic: str, seed: int
+    population: Population, layout: BlockLayout, tested: list[int], statistic: str, seed: int
 ) -> dict[int, Tensor]:
     """Number of each space -> which unit came out on top in each copy, (members, copies)."""
     generator = torch.Generator().manual_seed(seed)
-    found: dict[int, list[Tensor]] = {number: [] for number in tested}
+    winners: dict[int, list[Tensor]] = {number: [] for number in tested}
     for start, stacked in population.blocks():
-        board.check(stacked, where="the population", batched=True)
+        layout.check(stacked, where="the population", batched=True)
         scores: dict[int, Tensor] = {}
-        for block in board.blocks:
+        for block in layout.blocks:
             part = _in_mean_magnitudes(block, stacked[block.tensor], start)
-            for foot in block.feet:
-                if foot.space in found:
-                    score = _score(block, foot, part, statistic)
-                    old = scores.get(foot.space, torch.zeros_like(score))
-                    scores[foot.space] = torch.maximum(old, score) if statistic == "max" else old + score
+            for axis in block.axes:
+                if axis.space in winners:
+                    score = _score(block, axis, part, statistic)
+                    old = scores.get(axis.space, torch.zeros_like(score))
+                    scores[axis.space] = torch.maximum(old, score) if statistic == "max" else old + score
         for number, score in scores.items():
-            found[number].append(_top(score.reshape(len(score), -1, board.spaces[number].size).cpu(), generator))
-    return {number: torch.cat(parts) for number, parts in found.items()}
+            winners[number].append(_top(score.reshape(len(score), -1, layout.spaces[number].size).cpu(), generator))
+    return {number: torch.cat(parts) for number, parts in winners.items()}
 
 
 def _in_mean_magnitudes(block: TensorBlock, stacked: Tensor, start: int) -> Tensor:
@@ -371,12 +378,11 @@ def _in_mean_magnitudes(block: TensorBlock, stacked: Tensor, start: int) -> Tens
     return part / torch.where(mean > 0, mean, 1).reshape(-1, *[1] * (part.dim() - 1))
 
 
-def _score(block: TensorBlock, foot: BlockAxis, part: Tensor, statistic: str) -> Tensor:
+def _score(block: TensorBlock, axis: BlockAxis, part: Tensor, statistic: str) -> Tensor:
     """What each unit scores in a block: (M, copies * size)."""
     if statistic == "norm":
-        return block.gather(foot, part.square().sum(-1))
-    others = [1 + dim for dim in range(len(block.dims)) if dim not in foot.dims]
-    return block.gather(foot, part.amax([*others, part.dim() - 1], keepdim=True)[..., 0])
+        return block.gather(axis, part.square().sum(-1))
+    return block.reduce(axis, part, torch.amax)
 
 
 def _top(score: Tensor, generator: torch.Generator) -> Tensor:
@@ -432,10 +438,10 @@ def persistence(draws: Tensor, *, permutations: int = 999, seed: int = 0) -> Per
     units = len(agreement)
     generator = torch.Generator().manual_seed(seed)
     orders = torch.rand(permutations, units, generator=generator).argsort(1)
-    found = float(agreement.trace())
+    correlation = float(agreement.trace())
     relabelled = agreement[torch.arange(units), orders].sum(1)
-    better = int((relabelled >= found - 1e-12).sum())
-    return Persistence(found, (1 + better) / (1 + permutations))
+    better = int((relabelled >= correlation - 1e-12).sum())
+    return Persistence(correlation, (1 + better) / (1 + permutations))
 
 
 def _centred(draws: Tensor) -> Tensor:

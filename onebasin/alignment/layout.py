@@ -1,19 +1,19 @@
 """A symmetry laid out as blocks: parts of tensors in which every axis is read in the units of its spaces.
 
-Discovery describes where a space stands by grids along axes: gates of an LSTM, heads inside a fused projection,
-channels that own a run of flattened columns. Alignment wants plain arrays. A `Block` is a part of one tensor that
+Discovery describes the units of a space by grids along axes: gates of an LSTM, heads inside a fused projection,
+channels that own a run of flattened columns. Alignment wants plain arrays. A `TensorBlock` is a part of one tensor that
 each leg covers whole or not at all, rearranged to
 
-    (*dims, rest),   one dim per index that some space permutes or that a fibred space hangs on.
+    (*dims, rest),   one dim per index that some space permutes or that a nested space depends on.
 
-A *foot* is a leg inside a block. Its coordinates are those of `Element.orders` laid flat: copy * size + unit.
+A `BlockAxis` is a leg inside a block. Its coordinates are those of `Element.orders` laid flat: copy * size + unit.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -23,8 +23,6 @@ from torch import Tensor
 from onebasin.errors import SpecError, SymmetryError
 from onebasin.state import is_statistic
 from onebasin.symmetry import Grid, Leg, Space, Symmetry, labels
-
-# Statistics of the data, not weights: they move with their unit but say nothing about which unit it is.
 
 
 @dataclass(frozen=True)
@@ -36,6 +34,11 @@ class BlockAxis:
     powers: tuple[int, ...]
     shift: float = 0.0
 
+    def flatten(self, table: Tensor) -> Tensor:
+        """A table (M, *sizes of the dims, in their order in the block) as (M, copies * size)."""
+        order = sorted(self.dims)
+        return table.permute(0, *[1 + order.index(dim) for dim in self.dims]).flatten(1)
+
 
 @dataclass(frozen=True, eq=False)
 class TensorBlock:
@@ -46,15 +49,15 @@ class TensorBlock:
     split: tuple[tuple[int, ...], ...]  # how each axis falls into its dims and a rest
     turn: tuple[int, ...]  # the order that puts dims first and rests last
     dims: tuple[int, ...]
-    feet: tuple[BlockAxis, ...]
+    axes: tuple[BlockAxis, ...]
     devices: dict[torch.device, tuple[Tensor | None, ...]] = field(default_factory=dict, repr=False)
 
     def take(self, stacked: Tensor) -> Tensor:
         """Cut the block out of (M, *shape): (M, *dims, rest)."""
         part = stacked
-        for axis, pick in enumerate(self._picks_on(stacked.device), start=1):
+        for dim, pick in enumerate(self._picks_on(stacked.device), start=1):
             if pick is not None:
-                part = part.index_select(axis, pick)
+                part = part.index_select(dim, pick)
         part = part.reshape(len(stacked), *itertools.chain.from_iterable(self.split))
         part = part.permute(0, *[1 + number for number in self.turn])
         return part.reshape(len(stacked), *self.dims, -1)
@@ -64,55 +67,64 @@ class TensorBlock:
             self.devices[device] = tuple(None if pick is None else pick.to(device) for pick in self.picks)
         return self.devices[device]
 
-    def spread(self, foot: BlockAxis, table: Tensor) -> Tensor:
+    def spread(self, axis: BlockAxis, table: Tensor) -> Tensor:
         """Lay a table over coordinates (M, copies * size) along the block: (M, *dims with ones elsewhere, 1)."""
-        sizes = [self.dims[dim] for dim in foot.dims]
+        sizes = [self.dims[dim] for dim in axis.dims]
         table = table.reshape(len(table), *sizes)
-        by_dim = sorted(range(len(sizes)), key=lambda position: foot.dims[position])
+        by_dim = sorted(range(len(sizes)), key=lambda position: axis.dims[position])
         table = table.permute(0, *[1 + position for position in by_dim])
-        shape = [size if dim in foot.dims else 1 for dim, size in enumerate(self.dims)]
+        shape = [size if dim in axis.dims else 1 for dim, size in enumerate(self.dims)]
         return table.reshape(len(table), *shape, 1)
 
-    def gather(self, foot: BlockAxis, part: Tensor) -> Tensor:
-        """Sum (M, *dims) over all dims that are not the foot's: (M, copies * size)."""
-        others = [1 + dim for dim in range(len(self.dims)) if dim not in foot.dims]
-        part = part.sum(others) if others else part
-        kept = sorted(foot.dims)
-        return part.permute(0, *[1 + kept.index(dim) for dim in foot.dims]).reshape(len(part), -1)
+    def gather(self, axis: BlockAxis, part: Tensor) -> Tensor:
+        """Sum (M, *dims) over all dims that are not the axis': (M, copies * size)."""
+        summed = self.other_dims(axis)
+        return axis.flatten(part.sum(summed) if summed else part)
+
+    def reduce(self, axis: BlockAxis, part: Tensor, function: Callable[[Tensor, list[int]], Tensor]) -> Tensor:
+        """Reduce (M, *dims, rest) by `torch.amax` or the like over all but the axis' dims: (M, copies * size)."""
+        return axis.flatten(function(part, [*self.other_dims(axis), part.dim() - 1]))
+
+    def other_dims(self, axis: BlockAxis) -> list[int]:
+        """Dims of (M, *dims) that are not the axis'."""
+        return [1 + dim for dim in range(len(self.dims)) if dim not in axis.dims]
 
 
 @dataclass(frozen=True, eq=False)
 class BlockLayout:
-    """All blocks of a symmetry. Tensors without legs, and parts that no leg covers, are not on the board."""
+    """All blocks of a symmetry. Tensors without legs, and parts that no leg covers, are in none."""
 
     symmetry: Symmetry
     blocks: tuple[TensorBlock, ...]
 
     @classmethod
     def of(cls, symmetry: Symmetry, *, statistics: bool = False) -> BlockLayout:
-        """Lay out a symmetry; `statistics` also takes in the running mean and variance of batch norms."""
+        """The blocks of a symmetry; `statistics` also takes in the running mean and variance of batch norms.
+
+        These are no weights: they move with their unit but say nothing about which unit it is.
+        """
         legs: dict[str, list[tuple[int, Leg]]] = {}
         for number, space in enumerate(symmetry.spaces):
             for leg in space.legs:
                 legs.setdefault(leg.tensor, []).append((number, leg))
         blocks = []
-        for name, found in legs.items():
+        for name, legs_here in legs.items():
             if not statistics and is_statistic(name):
                 continue
             if name not in symmetry.shapes:
-                raise SymmetryError(f"space {symmetry.spaces[found[0][0]].name!r} stands on {name}, whose shape the "
-                                    "symmetry does not tell: give it in `shapes`.")  # fmt: skip
-            blocks += list(_blocks(symmetry, name, found))
+                mover = symmetry.spaces[legs_here[0][0]].name
+                raise SymmetryError(f"space {mover!r} moves {name}, whose shape the symmetry lacks: add it to shapes")
+            blocks += list(_blocks(symmetry, name, legs_here))
         return cls(symmetry, tuple(blocks))
 
     @cached_property
     def spaces(self) -> tuple[Space, ...]:
-        """The spaces, numbered as the feet number them."""
+        """The spaces, numbered as in `BlockAxis.space`."""
         return self.symmetry.spaces
 
     @cached_property
     def tensors(self) -> tuple[str, ...]:
-        """The tensors that are on the board."""
+        """The tensors that have blocks."""
         return tuple(dict.fromkeys(block.tensor for block in self.blocks))
 
     def coordinates(self, space: int) -> int:
@@ -138,47 +150,41 @@ class BlockLayout:
 def _blocks(symmetry: Symmetry, name: str, legs: list[tuple[int, Leg]]) -> Iterator[TensorBlock]:
     """Cut a tensor along every axis where the set of legs changes."""
     shape = symmetry.shapes[name]
-    parts = [_classes(shape[axis], _marks(axis, legs)) for axis in range(len(shape))]
+    grids = {leg: (leg.grid, *leg.over, *leg.within) for _, leg in legs}
+    every = dict.fromkeys(grid for _, leg in legs for grid in grids[leg])
+    parts = [_classes(length, [grid for grid in every if grid.axis == axis]) for axis, length in enumerate(shape)]
     for classes in itertools.product(*parts):
-        marks = [held for held, _ in classes]
-        feet = [(number, leg) for number, leg in legs if _covers(leg, marks)]
-        if feet:
-            yield _block(symmetry, name, feet, [places for _, places in classes])
+        covering = [pair for pair in legs if all(grid in classes[grid.axis][0] for grid in grids[pair[1]])]
+        if covering:
+            yield _block(symmetry, name, covering, [places for _, places in classes])
 
 
-def _marks(axis: int, legs: list[tuple[int, Leg]]) -> list[Grid]:
-    grids = [grid for _, leg in legs for grid in (leg.grid, *leg.over, *leg.within) if grid.axis == axis]
-    return list(dict.fromkeys(grids))
-
-
-def _classes(length: int, marks: list[Grid]) -> list[tuple[frozenset[Grid], Tensor]]:
-    """Positions of an axis, sorted into classes that stand in the same grids."""
-    if not marks:
+def _classes(length: int, grids: list[Grid]) -> list[tuple[frozenset[Grid], Tensor]]:
+    """Positions of an axis, sorted into classes that lie in the same grids."""
+    if not grids:
         return [(frozenset(), torch.arange(length))]
-    inside = torch.stack([labels(grid, length) >= 0 for grid in marks])
+    inside = torch.stack([labels(grid, length) >= 0 for grid in grids])
     if bool(inside.all()):
-        return [(frozenset(marks), torch.arange(length))]
-    found = []
+        return [(frozenset(grids), torch.arange(length))]
+    classes = []
     for key in inside.unique(dim=1).T:
         places = (inside == key[:, None]).all(0).nonzero()[:, 0]
-        found.append((frozenset(grid for grid, held in zip(marks, key, strict=True) if held), places))
-    return sorted(found, key=lambda item: int(item[1][0]))
+        classes.append((frozenset(grid for grid, held in zip(grids, key, strict=True) if held), places))
+    return sorted(classes, key=lambda item: int(item[1][0]))
 
 
-def _covers(leg: Leg, marks: list[frozenset[Grid]]) -> bool:
-    return all(grid in marks[grid.axis] for grid in (leg.grid, *leg.over, *leg.within))
-
-
-def _block(symmetry: Symmetry, name: str, feet: list[tuple[int, Leg]], places: list[Tensor]) -> TensorBlock:
+def _block(symmetry: Symmetry, name: str, legs: list[tuple[int, Leg]], places: list[Tensor]) -> TensorBlock:
     """Sort the positions of each axis by unit, parents first, and remember which dim is whose."""
     shape = symmetry.shapes[name]
     picks: list[Tensor | None] = []
     split: list[tuple[int, ...]] = []
     sizes: list[int] = []
     where: dict[tuple[int, bytes], int] = {}  # (axis, labels) -> dim
-    firsts, rests, counter = [], [], 0
+    dims_first, rests_last, counter = [], [], 0
     for axis, positions in enumerate(places):
-        columns = _columns(axis, feet, shape[axis], positions)
+        # The different ways in which this axis is numbered, parents before children: labels as bytes -> labels.
+        grids = [grid for _, leg in legs for grid in (*leg.over, leg.grid) if grid.axis == axis]
+        columns = {_key(column): column for column in (labels(grid, shape[axis])[positions] for grid in grids)}
         widths = [int(column.max()) + 1 for column in columns.values()]
         rest, left = divmod(len(positions), math.prod(widths))
         key = torch.zeros(len(positions), dtype=torch.long)
@@ -195,31 +201,16 @@ def _block(symmetry: Symmetry, name: str, feet: list[tuple[int, Leg]], places: l
         for number, (bits, width) in enumerate(zip(columns, widths, strict=True)):
             where[axis, bits] = len(sizes)
             sizes.append(width)
-            firsts.append(counter + number)
-        rests.append(counter + len(widths))
+            dims_first.append(counter + number)
+        rests_last.append(counter + len(widths))
         counter += len(widths) + 1
-    made = tuple(_foot(number, leg, shape, places, where) for number, leg in feet)
-    return TensorBlock(name, tuple(picks), tuple(split), (*firsts, *rests), tuple(sizes), made)
+    axes = []
+    for number, leg in legs:
+        grids = [*leg.over, leg.grid]
+        dims = (where[grid.axis, _key(labels(grid, shape[grid.axis])[places[grid.axis]])] for grid in grids)
+        axes.append(BlockAxis(number, tuple(dims), leg.powers, leg.shift))
+    return TensorBlock(name, tuple(picks), tuple(split), (*dims_first, *rests_last), tuple(sizes), tuple(axes))
 
 
-def _columns(axis: int, feet: list[tuple[int, Leg]], length: int, positions: Tensor) -> dict[bytes, Tensor]:
-    """The different ways in which this axis is numbered, parents before children: labels as bytes -> labels."""
-    grids = [grid for _, leg in feet for grid in (*leg.over, leg.grid) if grid.axis == axis]
-    found = {}
-    for grid in grids:
-        column = labels(grid, length)[positions]
-        found[_bits(column)] = column
-    return found
-
-
-def _foot(
-    number: int, leg: Leg, shape: tuple[int, ...], places: list[Tensor], where: dict[tuple[int, bytes], int]
-) -> BlockAxis:
-    dims = tuple(
-        where[grid.axis, _bits(labels(grid, shape[grid.axis])[places[grid.axis]])] for grid in (*leg.over, leg.grid)
-    )
-    return BlockAxis(number, dims, leg.powers, leg.shift)
-
-
-def _bits(column: Tensor) -> bytes:
+def _key(column: Tensor) -> bytes:
     return column.numpy().tobytes()

@@ -1,4 +1,18 @@
-"""Two networks: the element that moves one onto the other."""
+"""Two networks: the element that moves one onto the other.
+
+An element enters the overlap <a, g.b> through one matrix per space and character, X_c[x, y] = chi_c(x) if coordinate x
+comes from y. Each block of a tensor with k axes contributes a polynomial of degree k,
+
+    sum  A[x1, ..., xk, r]  X[x1, y1] ... X[xk, yk]  B[y1, ..., yk, r],
+
+which also makes sense between the vertices, for convex combinations of such matrices. Blocks with one axis are
+linear: their Gram matrices are formed once.
+
+Coordinate ascent from a vertex gets stuck: with everything else misplaced, the best place of one space means little.
+At the barycentre of the group nothing is assumed. From there spaces are placed one by one (`grow`) or all together by
+Frank-Wolfe (`descend`), guided first by what is rigid, inputs and outputs, and then by each other; the result is
+polished one space after the other.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +28,19 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.alignment.assignment import Assignment, SpacePlacement, Vertex
-from onebasin.alignment.balance import balancing
+from onebasin.alignment.balance import balancing_scales
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
 from onebasin.errors import InputError, SpecError
 from onebasin.parallel import threads_for
 from onebasin.state import State, as_state, check_finite, is_statistic
 from onebasin.symmetry import Element, Symmetry
 
-Point = SpacePlacement | Tensor  # where a space stands: a vertex, or relaxed matrices (characters, N, N)
+Point = SpacePlacement | Tensor  # of a space: a vertex, or relaxed matrices (characters, N, N)
 
 
 @dataclass(frozen=True)
-class Touch:
-    """A foot as the overlap sees it: the space, the number of the character among the space's, its dims."""
+class Contact:
+    """An axis of a block as the overlap sees it: its space, the number of its character there, its dims."""
 
     space: int
     character: int
@@ -35,20 +49,20 @@ class Touch:
 
 @dataclass
 class Piece:
-    """Blocks with the same feet, as arrays of both networks.
+    """Blocks with the same axes, as arrays of both networks.
 
-    They are (N_1, ..., N_k, rest) and touch i has the dim (i,), unless feet share a dim (in a grouped convolution both
-    axes know the group): then the block's own dims are kept.
+    They are (N_1, ..., N_k, rest) and contact i has the dim (i,), unless axes share a dim (in a grouped convolution
+    both know the group): then the block's own dims are kept.
     """
 
-    touches: tuple[Touch, ...]
+    contacts: tuple[Contact, ...]
     a: Tensor
     b: Tensor
 
     @property
     def entangled(self) -> bool:
-        """Whether feet share dims."""
-        return any(touch.dims != (number,) for number, touch in enumerate(self.touches))
+        """Whether axes share dims."""
+        return any(contact.dims != (number,) for number, contact in enumerate(self.contacts))
 
 
 class Overlap:
@@ -59,7 +73,7 @@ class Overlap:
 
     def __init__(
         self,
-        board: BlockLayout,
+        layout: BlockLayout,
         assignment: Assignment,
         a: Mapping[str, Tensor],
         b: Mapping[str, Tensor],
@@ -68,77 +82,73 @@ class Overlap:
     ) -> None:
         """Cut both networks into blocks; computing is done in float32, or in float64 if `b` is.
 
-        Args:
-            board: the symmetry, laid out.
-            assignment: its linear problem; made with `plain=True` if `std` is given.
-            a: the network that stays, or a sum of networks.
-            b: the network that moves.
-            std: standard deviations of both, whose overlap is added; they move like weights but see no sign.
+        The overlap of standard deviations `std` is added: they move like weights but see no sign, and the assignment
+        must be made with `plain=True`.
         """
         self.assignment = assignment
-        example = b[board.tensors[0]] if board.tensors else torch.zeros(0)
+        example = b[layout.tensors[0]] if layout.tensors else torch.zeros(0)
         self.dtype, self.device = torch.promote_types(torch.float32, example.dtype), example.device
         self.linear = [
             torch.zeros(len(seen), n, n, dtype=self.dtype, device=self.device)
-            for seen, n in zip(assignment.characters, map(assignment.size, range(len(board.spaces))), strict=True)
+            for seen, n in zip(assignment.characters, map(assignment.size, range(len(layout.spaces))), strict=True)
         ]
-        found: dict[tuple[Touch, ...], list[tuple[Tensor, Tensor]]] = {}
-        sizes = _largest(board, a), _largest(board, b)  # products of very small or large weights would leave float32
+        arrays: dict[tuple[Contact, ...], list[tuple[Tensor, Tensor]]] = {}
+        sizes = _largest(layout, a), _largest(layout, b)  # products of very small or large weights would leave float32
         self.unit = sizes[0] * sizes[1]
         for left, right in [(a, b), *([std] if std else [])]:
-            for block in board.blocks:
-                feet = _active(assignment, block)
-                if feet:
+            for block in layout.blocks:
+                axes = _moving_axes(assignment, block)
+                if axes:
                     pair = [
                         block.take((x[block.tensor] / size)[None].to(self.device, self.dtype))[0]
                         for x, size in zip((left, right), sizes, strict=True)
                     ]
-                    self._sort_in(feet, pair, found, signed=left is a)
+                    self._add_block(axes, pair, arrays, signed=left is a)
         self.pieces = [
-            Piece(touches, torch.cat([x for x, _ in pairs], -1), torch.cat([y for _, y in pairs], -1))
-            for touches, pairs in found.items()
+            Piece(contacts, torch.cat([x for x, _ in pairs], -1), torch.cat([y for _, y in pairs], -1))
+            for contacts, pairs in arrays.items()
         ]
-        self.degree = max((len(piece.touches) for piece in self.pieces), default=1)
+        self.degree = max((len(piece.contacts) for piece in self.pieces), default=1)
 
-    def _sort_in(
+    def _add_block(
         self,
-        feet: list[BlockAxis],
+        axes: list[BlockAxis],
         pair: list[Tensor],
-        found: dict[tuple[Touch, ...], list[tuple[Tensor, Tensor]]],
+        arrays: dict[tuple[Contact, ...], list[tuple[Tensor, Tensor]]],
         *,
         signed: bool,
     ) -> None:
         """Add a block to the linear part, or to the pieces of its kind."""
-        dims = [foot.dims for foot in feet]
-        characters = [self._character(foot, signed) for foot in feet]
+        dims = [axis.dims for axis in axes]
+        characters = [self._character(axis, signed) for axis in axes]
         if len(set().union(*dims)) == sum(map(len, dims)):
             pair = [_flat(array, dims) for array in pair]
-            dims = [(number,) for number in range(len(feet))]
-        if len(feet) == 1:
-            self.linear[feet[0].space][characters[0]] += pair[0] @ pair[1].T
+            dims = [(number,) for number in range(len(axes))]
+        if len(axes) == 1:
+            self.linear[axes[0].space][characters[0]] += pair[0] @ pair[1].T
             return
-        touches = tuple(
-            Touch(foot.space, character, where) for foot, character, where in zip(feet, characters, dims, strict=True)
+        contacts = tuple(
+            Contact(axis.space, character, where) for axis, character, where in zip(axes, characters, dims, strict=True)
         )
-        found.setdefault(touches, []).append((pair[0], pair[1]))
+        arrays.setdefault(contacts, []).append((pair[0], pair[1]))
 
-    def _character(self, foot: BlockAxis, signed: bool) -> int:
-        seen = self.assignment.character(foot.space, foot.powers)
-        return self.assignment.characters[foot.space].index(seen if signed else (0,) * len(seen))
+    def _character(self, axis: BlockAxis, signed: bool) -> int:
+        seen = self.assignment.character(axis.space, axis.powers)
+        return self.assignment.characters[axis.space].index(seen if signed else (0,) * len(seen))
 
     def gradient(self, points: Sequence[Point], wanted: Sequence[int] | None = None) -> list[Tensor]:
         """Derivative by each space's matrices: (characters, N, N); left at the linear part where not wanted."""
         gains = list(self.linear)
         for piece in self.pieces:
-            for number, touch in enumerate(piece.touches):
-                if wanted is None or touch.space in wanted:
-                    fresh = gains[touch.space] is self.linear[touch.space]
-                    gains[touch.space] = self._add_slope(gains[touch.space], fresh, piece, number, points)
+            for number, contact in enumerate(piece.contacts):
+                if wanted is None or contact.space in wanted:
+                    fresh = gains[contact.space] is self.linear[contact.space]
+                    gains[contact.space] = self._add_slope(gains[contact.space], fresh, piece, number, points)
         return gains
 
     def _add_slope(self, gains: Tensor, fresh: bool, piece: Piece, number: int, points: Sequence[Point]) -> Tensor:
         """Add a piece's derivative, into the same memory unless that is the linear part's."""
-        character = piece.touches[number].character
+        character = piece.contacts[number].character
         if fresh and len(gains) == 1 and not piece.entangled:
             left, right = self._sides(piece, number, points)
             return torch.addmm(gains[0], left, right.T)[None]
@@ -155,74 +165,74 @@ class Overlap:
         total = self.dot(self.linear, points)
         for piece in self.pieces:
             slope = self._slope(piece, 0, points)
-            touch = piece.touches[0]
-            total += _entry(slope, points[touch.space], touch.character, self.assignment, touch.space)
+            contact = piece.contacts[0]
+            total += _entry(slope, points[contact.space], contact.character, self.assignment, contact.space)
         return total
 
     def _slope(self, piece: Piece, number: int, points: Sequence[Point]) -> Tensor:
-        """Derivative of a piece by the matrix of one of its feet: (N, N)."""
+        """Derivative of a piece by the matrix of one of its axes: (N, N)."""
         if piece.entangled:
             return self._slope_entangled(piece, number, points)
         left, right = self._sides(piece, number, points)
         return left @ right.T
 
     def _sides(self, piece: Piece, number: int, points: Sequence[Point]) -> tuple[Tensor, Tensor]:
-        """Both networks as (N, everything else), the second moved along all other feet."""
+        """Both networks as (N, everything else), the second moved along all other axes."""
         moved = piece.b
-        for other, touch in enumerate(piece.touches):
+        for other, contact in enumerate(piece.contacts):
             if other != number:
-                moved = self._move(moved, other, touch, points[touch.space])
+                moved = self._move(moved, other, contact, points[contact.space])
         n = moved.shape[number]
         return piece.a.movedim(number, 0).reshape(n, -1), moved.movedim(number, 0).reshape(n, -1)
 
-    def _move(self, array: Tensor, dim: int, touch: Touch, point: Point) -> Tensor:
-        """Act with one space on one dim."""
+    def _move(self, array: Tensor, dim: int, contact: Contact, point: Point) -> Tensor:
+        """Apply one space to one dim."""
         if isinstance(point, Tensor):
-            turned: Tensor = torch.tensordot(point[touch.character], array, ([1], [dim]))
+            turned: Tensor = torch.tensordot(point[contact.character], array, ([1], [dim]))
             return turned.movedim(0, dim)
         moved = array.index_select(dim, point.source.to(self.device))
-        chi = self.assignment.chi(point, touch.space, touch.character)
+        chi = self.assignment.chi(point, contact.space, contact.character)
         if chi is None:
             return moved
         return moved * chi.to(moved).reshape([-1 if axis == dim else 1 for axis in range(moved.dim())])
 
     def _slope_entangled(self, piece: Piece, number: int, points: Sequence[Point]) -> Tensor:
-        """The same where feet share dims: a lower letter per dim in new coordinates, an upper one in old ones."""
+        """The same where axes share dims: a lower letter per dim in new coordinates, an upper one in old ones."""
         count = piece.a.dim() - 1
         low, high = string.ascii_lowercase[:count], string.ascii_uppercase[:count]
         terms, arrays = [low + "z", high + "z"], [piece.a, piece.b]
-        for other, touch in enumerate(piece.touches):
+        for other, contact in enumerate(piece.contacts):
             if other != number:
-                sizes = [piece.a.shape[dim] for dim in touch.dims]
-                matrix = self.matrix(touch.space, points[touch.space])[touch.character]
+                sizes = [piece.a.shape[dim] for dim in contact.dims]
+                matrix = self.matrix(contact.space, points[contact.space])[contact.character]
                 arrays.append(matrix.reshape(*sizes, *sizes))
-                terms.append("".join(low[dim] for dim in touch.dims) + "".join(high[dim] for dim in touch.dims))
-        mine = piece.touches[number].dims
+                terms.append("".join(low[dim] for dim in contact.dims) + "".join(high[dim] for dim in contact.dims))
+        mine = piece.contacts[number].dims
         result = "".join(low[dim] for dim in mine) + "".join(high[dim] for dim in mine)
         slope = torch.einsum(",".join(terms) + "->" + result, *arrays)
-        return slope.reshape(self.linear[piece.touches[number].space].shape[1:])
+        return slope.reshape(self.linear[piece.contacts[number].space].shape[1:])
 
     def matrix(self, space: int, point: Point) -> Tensor:
         """A point as matrices (characters, N, N)."""
         if isinstance(point, Tensor):
             return point
-        made = torch.zeros_like(self.linear[space])
+        matrices = torch.zeros_like(self.linear[space])
         rows = torch.arange(len(point.source), device=self.device)
-        for character in range(len(made)):
+        for character in range(len(matrices)):
             chi = self.assignment.chi(point, space, character)
-            made[character, rows, point.source.to(self.device)] = 1.0 if chi is None else chi.to(made)
-        return made
+            matrices[character, rows, point.source.to(self.device)] = 1.0 if chi is None else chi.to(matrices)
+        return matrices
 
     def blend(self, space: int, old: Point, new: Point, length: float) -> Tensor:
         """(1 - length) old + length new, as matrices."""
-        made = self.matrix(space, old) * (1 - length)
+        matrices = self.matrix(space, old) * (1 - length)
         if isinstance(new, Tensor):
-            return made.add_(new, alpha=length)
+            return matrices.add_(new, alpha=length)
         rows, columns = torch.arange(len(new.source), device=self.device), new.source.to(self.device)
-        for character in range(len(made)):
+        for character in range(len(matrices)):
             chi = self.assignment.chi(new, space, character)
-            made[character, rows, columns] += length if chi is None else length * chi.to(made)
-        return made
+            matrices[character, rows, columns] += length if chi is None else length * chi.to(matrices)
+        return matrices
 
     def inner(self, gains: Sequence[Tensor], points: Sequence[Point], space: int) -> float:
         """<gains, point> of one space."""
@@ -243,20 +253,20 @@ def _entry(matrix: Tensor, point: Point, character: int, assignment: Assignment,
     return assignment.taken(matrix, point, space, character)
 
 
-def _largest(board: BlockLayout, state: Mapping[str, Tensor]) -> float:
+def _largest(layout: BlockLayout, state: Mapping[str, Tensor]) -> float:
     """The largest weight, 1 if there is none."""
-    found = [float(state[name].abs().max()) for name in board.tensors if state[name].numel()]
-    return max(found, default=0.0) or 1.0
+    sizes = [float(state[name].abs().max()) for name in layout.tensors if state[name].numel()]
+    return max(sizes, default=0.0) or 1.0
 
 
-def _active(assignment: Assignment, block: TensorBlock) -> list[BlockAxis]:
-    """Feet of spaces that move. A parent without a sign here is left to the children that carry its index."""
-    feet = [foot for foot in block.feet if assignment.moves[foot.space]]
+def _moving_axes(assignment: Assignment, block: TensorBlock) -> list[BlockAxis]:
+    """Axes of spaces that move. A parent without a sign here is left to the children that carry its index."""
+    axes = [axis for axis in block.axes if assignment.moves[axis.space]]
     return [
-        foot
-        for foot in feet
-        if any(assignment.character(foot.space, foot.powers))
-        or not any(set(foot.dims) < set(other.dims) for other in feet)
+        axis
+        for axis in axes
+        if any(assignment.character(axis.space, axis.powers))
+        or not any(set(axis.dims) < set(other.dims) for other in axes)
     ]
 
 
@@ -282,8 +292,8 @@ def is_better(value: float, than: float) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
-    """Where a search ended: the vertex, the overlap there, Frank-Wolfe steps, the last gap, and coordinate sweeps."""
+class SearchResult:
+    """The vertex of a search, the overlap there, Frank-Wolfe steps, the last gap, and coordinate sweeps."""
 
     vertex: Vertex
     value: float
@@ -294,7 +304,7 @@ class Found:
 
 def barycentre(overlap: Overlap) -> list[Tensor]:
     """The mean of the whole group: 1/n inside what can be exchanged, 0 for a character that sees a sign."""
-    made = []
+    points = []
     assignment = overlap.assignment
     for number in range(len(assignment.spaces)):
         point = torch.zeros_like(overlap.linear[number])
@@ -302,8 +312,8 @@ def barycentre(overlap: Overlap) -> list[Tensor]:
         for character, seen in enumerate(assignment.characters[number]):
             if not any(seen):
                 point[character] = same / same.sum(1, keepdim=True)
-        made.append(point)
-    return made
+        points.append(point)
+    return points
 
 
 def _exchangeable(assignment: Assignment, number: int) -> Tensor:
@@ -397,11 +407,11 @@ def _longest(overlap: Overlap, points: list[Point], targets: list[Point]) -> flo
 
 def nearest(overlap: Overlap, points: Sequence[Point]) -> Vertex:
     """The vertex closest to a relaxed point."""
-    found: dict[int, SpacePlacement] = {}
+    vertex: dict[int, SpacePlacement] = {}
     matrices = [overlap.matrix(space, point) for space, point in enumerate(points)]
     for root in overlap.assignment.roots:
-        found.update(overlap.assignment.best(matrices, root)[0])
-    return [found[space] for space in range(len(points))]
+        vertex.update(overlap.assignment.best(matrices, root)[0])
+    return [vertex[space] for space in range(len(points))]
 
 
 def polish(overlap: Overlap, start: Vertex) -> tuple[Vertex, float, int]:
@@ -434,12 +444,12 @@ def _neighbours(overlap: Overlap) -> dict[int, set[int]]:
     """For each tree the trees it shares a piece with."""
     assignment = overlap.assignment
     root_of = {space: root for root in assignment.roots for space in assignment.family(root)}
-    found: dict[int, set[int]] = {root: set() for root in assignment.roots}
+    neighbours: dict[int, set[int]] = {root: set() for root in assignment.roots}
     for piece in overlap.pieces:
-        roots = [root_of[touch.space] for touch in piece.touches]
+        roots = [root_of[contact.space] for contact in piece.contacts]
         for number, root in enumerate(roots):
-            found[root] |= set(roots[:number] + roots[number + 1 :])
-    return found
+            neighbours[root] |= set(roots[:number] + roots[number + 1 :])
+    return neighbours
 
 
 def grow(overlap: Overlap) -> Vertex:
@@ -458,7 +468,7 @@ def grow(overlap: Overlap) -> Vertex:
 
 def search(
     overlap: Overlap, *, restarts: int = 0, generator: torch.Generator | None = None, thorough: bool = False
-) -> Found:
+) -> SearchResult:
     """Grow a vertex; descend from the barycentre as well where that is cheap or needed; polish; keep the best.
 
     Growing misjudges spaces that meet themselves in a tensor (recurrent weights): there Frank-Wolfe is needed. In
@@ -466,7 +476,7 @@ def search(
     search is `thorough`, or together with `restarts` from points between the barycentre and random vertices.
     """
     vertex, value, sweeps = polish(overlap, grow(overlap))
-    best = Found(vertex, value, 0, 0.0, sweeps)
+    best = SearchResult(vertex, value, 0, 0.0, sweeps)
     if overlap.degree == 1:
         return best  # a single assignment per tree: this is the optimum
     neighbours = _neighbours(overlap)
@@ -477,22 +487,22 @@ def search(
     starts: list[list[Point]] = [list(middle)]
     for _ in range(restarts):
         starts.append(_blend(overlap, list(middle), list(_random(overlap, generator)), 0.5))
-    return max((best, *(_from(overlap, start) for start in starts)), key=lambda found: found.value)
+    return max((best, *(_descend_and_polish(overlap, start) for start in starts)), key=lambda result: result.value)
 
 
-def _from(overlap: Overlap, start: list[Point]) -> Found:
+def _descend_and_polish(overlap: Overlap, start: list[Point]) -> SearchResult:
     points, steps, gap = descend(overlap, start)
     vertex, value, sweeps = polish(overlap, nearest(overlap, points))
-    return Found(vertex, value, steps, max(0.0, gap), sweeps)
+    return SearchResult(vertex, value, steps, max(0.0, gap), sweeps)
 
 
 def _random(overlap: Overlap, generator: torch.Generator | None) -> Vertex:
     """A random vertex: the best one for random gains."""
     noise = [torch.rand(part.shape, generator=generator).to(part) - 0.5 for part in overlap.linear]
-    found: dict[int, SpacePlacement] = {}
+    vertex: dict[int, SpacePlacement] = {}
     for root in overlap.assignment.roots:
-        found.update(overlap.assignment.best(noise, root)[0])
-    return [found[space] for space in range(len(noise))]
+        vertex.update(overlap.assignment.best(noise, root)[0])
+    return [vertex[space] for space in range(len(noise))]
 
 
 Spreads = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
@@ -521,7 +531,7 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Match:
-    """What `match` found.
+    """The result of `match`.
 
     Attributes:
         element: moves b onto a: `symmetry.apply(element, b)` lies close to a and computes the function of b.
@@ -589,21 +599,23 @@ class Match:
         if self.distance_after <= _SAME * self.distance_before:
             return Verdict("moved", "moved, B is A up to rounding")
         (mean, spread), (alike, moved) = self.null, self.thresholds
-        reach = f"overlap {_short(self.after)}, unrelated networks {_short(mean)} ± {_short(spread)}; "
-        reach += f"partly alike above {_short(alike)}, " if alike < moved else ""
-        reach += f"moved above {_short(moved)}"
+        reason = f"overlap {_short(self.after)}, unrelated networks {_short(mean)} ± {_short(spread)}; "
+        reason += f"partly alike above {_short(alike)}, " if alike < moved else ""
+        reason += f"moved above {_short(moved)}"
         word = "moved" if self.after > moved else "partly alike" if self.after > alike else "independent"
         if barrier is not None:
             before, after = barrier
             falls = before > 0 and after < _HALF * before
-            reach += f"; the loss barrier between A and B goes from {_short(before)} to {_short(after)} when B is moved"
+            reason += (
+                f"; the loss barrier between A and B goes from {_short(before)} to {_short(after)} when B is moved"
+            )
             if word == "independent" and falls:
                 word = "partly alike"
-                reach += ", less than half, which unrelated networks do not show"
-        return Verdict(word, reach, (alike, moved))
+                reason += ", less than half, which unrelated networks do not show"
+        return Verdict(word, reason, (alike, moved))
 
     def __repr__(self) -> str:
-        """Say what was gained; the verdict is left out because it takes another search."""
+        """One line of overlaps and distances; the verdict is left out because it takes another search."""
         return (
             f"Match(overlap {self.before:.6g} -> {self.after:.6g}, distance {self.distance_before:.6g} -> "
             f"{self.distance_after:.6g}, {self.iterations} steps, {self.sweeps} sweeps, gap {self.gap:.2g})"
@@ -651,86 +663,88 @@ def match(
             f"{restarts}"
         )
     left, right = as_state(a), as_state(b)
-    board = BlockLayout.of(symmetry)
+    layout = BlockLayout.of(symmetry)
     _check(symmetry, left, right, std)
-    bare, kept = _lightest(symmetry, left, right, std) if scale == "reference" and symmetry.dimensions else (None, None)
-    first, second, spreads = kept or (left, right, std)
-    assignment = Assignment(board, plain=std is not None)
+    light_scales, light = (
+        _lightest(symmetry, left, right, std) if scale == "reference" and symmetry.dimensions else (None, None)
+    )
+    first, second, spreads = light or (left, right, std)
+    assignment = Assignment(layout, plain=std is not None)
     with threads_for(assignment.widest):
-        overlap = Overlap(board, assignment, first, second, std=spreads)
-        found = _search(overlap, effort, restarts, seed)
-        home = overlap.value(assignment.identity())
-    moved = is_better(found.value, home)
-    element = assignment.element(found.vertex) if moved else symmetry.identity()
-    after = _inner(board, first, symmetry.apply(element, second))
-    element, distance, closer = _scaled(board, (left, right), std, element, bare)
-    if bare is not None and not closer:
+        overlap = Overlap(layout, assignment, first, second, std=spreads)
+        result = _search(overlap, effort, restarts, seed)
+        start = overlap.value(assignment.identity())
+    moved = is_better(result.value, start)
+    element = assignment.element(result.vertex) if moved else symmetry.identity()
+    after = _inner(layout, first, symmetry.apply(element, second))
+    element, distance, closer = _scaled(layout, (left, right), std, element, light_scales)
+    if light_scales is not None and not closer:
         # Closer in the lightest form, farther in every scale that is offered: an order for the scales as they are.
         return match(left, right, symmetry, effort=effort, restarts=restarts, seed=seed, scale="keep", std=std)
     return Match(
         element,
-        _inner(board, first, second),
+        _inner(layout, first, second),
         after,
-        _distance(board, left, right),
+        _distance(layout, left, right),
         distance,
-        found.steps,
-        found.sweeps,
-        found.gap,
+        result.steps,
+        result.sweeps,
+        result.gap,
         overlap.degree == 1,
-        found.value * overlap.unit,
+        result.value * overlap.unit,
         moved,
-        partial(_unrelated, board, (first, second, spreads), effort, seed),
+        partial(_unrelated, layout, (first, second, spreads), effort, seed),
     )
 
 
 def _scaled(
-    board: BlockLayout,
+    layout: BlockLayout,
     pair: tuple[State, State],
     std: Spreads | None,
     element: Element,
-    bare: tuple[Element, Element] | None,
+    light_scales: tuple[Element, Element] | None,
 ) -> tuple[Element, float, bool]:
     """The element with the scales of a, or with those of b if that is closer, and |a - g.b|^2 of the means.
 
     Closeness counts deviations where they are given, as the search did; also returned is whether the moved network is
     no farther from a than b was.
     """
-    symmetry, (a, b) = board.symmetry, pair
+    symmetry, (a, b) = layout.symmetry, pair
     choices = [element]
-    if bare is not None:
-        choices.append(symmetry.compose(symmetry.invert(bare[0]), symmetry.compose(element, bare[1])))
+    if light_scales is not None:
+        choices.append(symmetry.compose(symmetry.invert(light_scales[0]), symmetry.compose(element, light_scales[1])))
 
-    def apart(choice: Element, state: State) -> float:
-        found = _distance(board, a, state)
+    def distance_of(choice: Element, state: State) -> float:
+        total = _distance(layout, a, state)
         if std is not None:
-            found += _distance(board, std[0], symmetry.apply(choice, std[1], kind="std"))
-        return found
+            total += _distance(layout, std[0], symmetry.apply(choice, std[1], kind="std"))
+        return total
 
     moved = [symmetry.apply(choice, b) for choice in choices]
-    gaps = [apart(choice, state) for choice, state in zip(choices, moved, strict=True)]
+    gaps = [distance_of(choice, state) for choice, state in zip(choices, moved, strict=True)]
     best = min(range(len(choices)), key=lambda n: (not math.isfinite(gaps[n]), gaps[n]))
     check_finite(moved[best], where="the moved network")
-    slack = _ROUNDING * (_inner(board, a, a) + _inner(board, b, b))
-    closer = gaps[best] <= apart(symmetry.identity(), b) + slack
-    return choices[best], _distance(board, a, moved[best]), closer
+    slack = _ROUNDING * (_inner(layout, a, a) + _inner(layout, b, b))
+    closer = gaps[best] <= distance_of(symmetry.identity(), b) + slack
+    return choices[best], _distance(layout, a, moved[best]), closer
 
 
 def _unrelated(
-    board: BlockLayout, sides: tuple[State, State, Spreads | None], effort: str, seed: int
+    layout: BlockLayout, sides: tuple[State, State, Spreads | None], effort: str, seed: int
 ) -> tuple[float, ...]:
     """Overlaps reached by copies of b whose weights have changed places inside each tensor."""
     a, b, std = sides
-    generator, assignment = torch.Generator().manual_seed(seed), Assignment(board, plain=std is not None)
+    generator, assignment = torch.Generator().manual_seed(seed), Assignment(layout, plain=std is not None)
     reached = []
     for _ in range(_NULLS):
-        places = {name: torch.randperm(b[name].numel(), generator=generator) for name in board.tensors}
+        places = {name: torch.randperm(b[name].numel(), generator=generator) for name in layout.tensors}
 
         def shuffled(state: Mapping[str, Tensor], places: Mapping[str, Tensor] = places) -> State:
             return {n: state[n].reshape(-1)[p.to(state[n].device)].reshape(state[n].shape) for n, p in places.items()}
 
         spreads = None if std is None else (std[0], shuffled(std[1]))
         with threads_for(assignment.widest):
-            overlap = Overlap(board, assignment, a, shuffled(b), std=spreads)
+            overlap = Overlap(layout, assignment, a, shuffled(b), std=spreads)
             reached.append(_search(overlap, effort, 0, seed).value * overlap.unit)
     return tuple(reached)
 
@@ -744,21 +758,21 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def check_network(board: BlockLayout, state: Mapping[str, Tensor], *, where: str) -> None:
-    """Raise unless a network fits the symmetry, is finite, and has no negative variance; `board` knows statistics."""
-    board.check(state, where=where)
-    check_finite({name: state[name] for name in board.symmetry.shapes}, where=where)
-    for block in board.blocks:
-        if any(foot.shift for foot in block.feet) and bool((state[block.tensor] < 0).any()):
+def check_network(layout: BlockLayout, state: Mapping[str, Tensor], *, where: str) -> None:
+    """Raise unless a network fits the symmetry, is finite, and has no negative variance; statistics are looked at."""
+    layout.check(state, where=where)
+    check_finite({name: state[name] for name in layout.symmetry.shapes}, where=where)
+    for block in layout.blocks:
+        if any(axis.shift for axis in block.axes) and bool((state[block.tensor] < 0).any()):
             raise SpecError(f"{where} has negative variances in {block.tensor}: its batch norm cannot be run")
 
 
 def _check(symmetry: Symmetry, a: State, b: State, std: Spreads | None) -> None:
-    board = BlockLayout.of(symmetry, statistics=True)
-    check_network(board, a, where="the first network")
-    check_network(board, b, where="the second network")
+    layout = BlockLayout.of(symmetry, statistics=True)
+    check_network(layout, a, where="the first network")
+    check_network(layout, b, where="the second network")
     for where, state in zip(("the first std", "the second std"), std or (), strict=False):
-        board.check(state, where=where)
+        layout.check(state, where=where)
         check_finite(dict(state), where=where)
 
 
@@ -766,52 +780,56 @@ def _lightest(
     symmetry: Symmetry, a: State, b: State, std: Spreads | None
 ) -> tuple[tuple[Element, Element], tuple[State, State, tuple[State, State] | None]]:
     """Both networks in their lightest form, and the elements that bring them there."""
-    board = BlockLayout.of(symmetry, statistics=True)
-    bare = lightest(board, a), lightest(board, b)
+    layout = BlockLayout.of(symmetry, statistics=True)
+    light_scales = lightest(layout, a), lightest(layout, b)
     spreads = (
-        (symmetry.apply(bare[0], std[0], kind="std"), symmetry.apply(bare[1], std[1], kind="std")) if std else None
+        (symmetry.apply(light_scales[0], std[0], kind="std"), symmetry.apply(light_scales[1], std[1], kind="std"))
+        if std
+        else None
     )
-    return bare, (symmetry.apply(bare[0], a), symmetry.apply(bare[1], b), spreads)
+    return light_scales, (symmetry.apply(light_scales[0], a), symmetry.apply(light_scales[1], b), spreads)
 
 
-def lightest(board: BlockLayout, state: Mapping[str, Tensor]) -> Element:
-    """The scales that balance one network; `board` must know the statistics."""
-    return balancing(board, {name: tensor[None] for name, tensor in state.items()}).member(0)
+def lightest(layout: BlockLayout, state: Mapping[str, Tensor]) -> Element:
+    """The scales that balance one network; the layout must know statistics."""
+    return balancing_scales(layout, {name: tensor[None] for name, tensor in state.items()}).member(0)
 
 
-def _search(overlap: Overlap, effort: str, restarts: int, seed: int) -> Found:
+def _search(overlap: Overlap, effort: str, restarts: int, seed: int) -> SearchResult:
     generator = torch.Generator().manual_seed(seed)
-    found = None
+    result = None
     if effort != "cheap":
-        found = search(overlap, restarts=restarts, generator=generator, thorough=effort == "thorough")
-    home = overlap.assignment.identity()
-    if found is not None and overlap.value(home) < _NEAR * found.value:
-        return found
-    vertex, value, sweeps = polish(overlap, home)  # networks that are close already: climb from there as well
-    if found is not None and found.value >= value:
-        return found
-    return Found(vertex, value, 0 if found is None else found.steps, 0.0 if found is None else found.gap, sweeps)
+        result = search(overlap, restarts=restarts, generator=generator, thorough=effort == "thorough")
+    identity = overlap.assignment.identity()
+    if result is not None and overlap.value(identity) < _NEAR * result.value:
+        return result
+    vertex, value, sweeps = polish(overlap, identity)  # networks that are close already: climb from there as well
+    if result is not None and result.value >= value:
+        return result
+    return SearchResult(
+        vertex, value, 0 if result is None else result.steps, 0.0 if result is None else result.gap, sweeps
+    )
 
 
-def weights_of(board: BlockLayout) -> list[str]:
+def weights_of(layout: BlockLayout) -> list[str]:
     """Names of all tensors that count as weights: statistics of batch norms and constants do not."""
-    symmetry = board.symmetry
+    symmetry = layout.symmetry
     return [name for name in symmetry.shapes if not is_statistic(name) and name not in symmetry.frozen]
 
 
-def _inner(board: BlockLayout, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+def _inner(layout: BlockLayout, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """<a, b> over all weights; products as precise as the weights, sums in float64."""
-    return sum(float((x * y).sum(dtype=torch.float64)) for x, y in _pairs(board, a, b))
+    return sum(float((x * y).sum(dtype=torch.float64)) for x, y in _pairs(layout, a, b))
 
 
-def _distance(board: BlockLayout, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+def _distance(layout: BlockLayout, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """|a - b|^2 over all weights, likewise."""
-    return sum(float((x - y).square().sum(dtype=torch.float64)) for x, y in _pairs(board, a, b))
+    return sum(float((x - y).square().sum(dtype=torch.float64)) for x, y in _pairs(layout, a, b))
 
 
-def _pairs(board: BlockLayout, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+def _pairs(layout: BlockLayout, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Both networks' weights on the CPU, since some devices have no float64; at least float32."""
-    for name in weights_of(board):
+    for name in weights_of(layout):
         if a[name].is_floating_point():
             dtype = torch.promote_types(torch.float32, torch.promote_types(a[name].dtype, b[name].dtype))
             yield a[name].to("cpu", dtype), b[name].to("cpu", dtype)

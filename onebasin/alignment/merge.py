@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,16 +13,16 @@ from onebasin.alignment.repair import blend, recalibrate, repair, unit_statistic
 from onebasin.errors import InputError
 from onebasin.functional import Inputs, norms_used, refreshed_one, statistics_in, warn_stale
 from onebasin.population import Population
-from onebasin.state import Spec, State, check_finite
+from onebasin.state import State, check_finite
 from onebasin.symmetry import Symmetry
 
 
 def merge(
+    model: nn.Module | None,
     population: Population,
     symmetry: Symmetry | None = None,
+    data: Inputs | tuple[Inputs, Any] | None = None,
     *,
-    model: nn.Module | None = None,
-    inputs: Inputs | None = None,
     variance: str | None = "auto",
     weights: Sequence[float] | Tensor | None = None,
 ) -> State:
@@ -30,17 +31,18 @@ def merge(
     Floating-point tensors are summed in float64, block by block, and given back in their dtypes; integer ones come
     from the first member. The mean of one member is that member.
 
-    >>> merge(Population.from_states([{"w": torch.zeros(2)}, {"w": torch.ones(2)}]), weights=[1, 3])
+    >>> merge(None, Population.from_states([{"w": torch.zeros(2)}, {"w": torch.ones(2)}]), weights=[1, 3])
     {'w': tensor([0.7500, 0.7500])}
 
     Args:
+        model: the function, for `variance`; may be None where that needs no data.
         population: the networks; they are not changed.
         symmetry: align them first, see `align`; without it they are averaged as they are.
-        model: the function, for `variance`.
-        inputs: data as in `predict.outputs`, for `variance`.
-        variance: "recalibrate" measures the statistics of batch norms on `inputs`; "repair" also restores the spread of
+        data: for `variance`, inputs or a pair (inputs, targets), of which the inputs are used. Two positional inputs of
+            a model are a list or a dict, since a tuple of two is a pair.
+        variance: "recalibrate" measures the statistics of batch norms on the data; "repair" also restores the spread of
             all other units to the mean of the members' (one pass over the data per member); None does neither;
-            "auto" recalibrates several members with batch norms where `model` and `inputs` are given, and warns where
+            "auto" recalibrates several members with batch norms where model and data are given, and warns where
             they are not; statistics that are the same in all members are constants, and stay.
         weights: share of each member (members,), not negative; they are divided by their sum.
 
@@ -53,20 +55,26 @@ def merge(
             the mean on.
     """
     if variance not in (None, "auto", "recalibrate", "repair"):
-        raise InputError(f'expected variance "auto", "recalibrate", "repair" or None, found {variance!r}: choose one')
+        raise InputError(f'expected variance "auto", "recalibrate", "repair" or None, found {variance!r}')
+    if not isinstance(population, Population):
+        raise InputError(
+            f"expected merge(model, population, ...) with a Population, found {type(population).__name__}: give None "
+            "as the model where there is none"
+        )
     shares = _shares(weights, len(population))
     members = population if symmetry is None else align(population, symmetry).population
     state = _mean(members, shares)
     check_finite(state, where="the mean of the networks")
     if variance is None or (variance == "auto" and len(population) == 1):
         return state
-    if variance == "auto" and (model is None or inputs is None):
+    inputs = data[0] if isinstance(data, tuple) and len(data) == 2 else data
+    if model is None or inputs is None:
+        if variance != "auto":
+            raise InputError(f"variance={variance!r} measures activations: give a model and data= too")
         if names := own_statistics(members):
-            remedy = "give merge model= and inputs= (on the command line --statistics), or variance=None to keep them"
+            remedy = "give merge a model and data= (on the command line --statistics), or variance=None to keep them"
             warn_stale("merged networks", names, remedy)
         return state
-    if model is None or inputs is None:
-        raise InputError(f"variance={variance!r} measures activations: give model= and inputs= too")
     if variance == "auto":
         used = norms_used(model, state, inputs)
         same = [name for name in used if not _differs(members, name)]
@@ -84,8 +92,8 @@ def own_statistics(population: Population) -> tuple[str, ...]:
 
 def _differs(population: Population, name: str) -> bool:
     """Whether a running mean, or the variance beside it, is not the same in all networks."""
-    beside = [name, f"{name.removesuffix('running_mean')}running_var"]
-    tensors = [population.tensor(own) for own in beside if own in population.spec]
+    names = [name, f"{name.removesuffix('running_mean')}running_var"]
+    tensors = [population.tensor(statistic) for statistic in names if statistic in population.spec]
     return any(not torch.equal(value, value[:1].expand_as(value)) for value in tensors)
 
 
@@ -112,7 +120,7 @@ def _mean(population: Population, shares: Tensor) -> State:
         for name, values in block.items():
             if name in shared and not torch.equal(values, first[name].expand_as(values)):
                 shared.discard(name)
-            if not _averaged(population.spec, name):
+            if not (values.is_floating_point() or values.is_complex()):
                 continue
             share = shares[start : start + len(values)].to(values.device)
             wide = values.to(torch.complex128 if values.is_complex() else torch.float64)
@@ -122,7 +130,3 @@ def _mean(population: Population, shares: Tensor) -> State:
         name: total[name].to(tensor.dtype) if name in total and name not in shared else first[name]
         for name, tensor in population.spec.items()
     }
-
-
-def _averaged(spec: Spec, name: str) -> bool:
-    return spec[name].dtype.is_floating_point or spec[name].dtype.is_complex

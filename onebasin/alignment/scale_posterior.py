@@ -22,7 +22,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from onebasin.alignment.balance import Hold, Mass, Point, SquaresLayout, empty, loose, settle, slope
+from onebasin.alignment.balance import (
+    Lift,
+    LogScales,
+    Mass,
+    MassLayout,
+    massless,
+    minimise,
+    slope,
+    unbounded_directions,
+)
 from onebasin.alignment.layout import BlockLayout
 from onebasin.errors import InputError
 from onebasin.symmetry import Element, Symmetry
@@ -48,17 +57,19 @@ def scale_posterior(
     """
     if not variance > 0:
         raise InputError(f"expected a positive prior variance, found {variance}: give the variance of a weight")
-    board = BlockLayout.of(symmetry, statistics=True)
-    board.check(state, where="the network")
-    layout = SquaresLayout.of(board)
+    block_layout = BlockLayout.of(symmetry, statistics=True)
+    block_layout.check(state, where="the network")
+    layout = MassLayout.of(block_layout)
     free = [number for number, gauge in enumerate(layout.gauges) if gauge.kind == "scale"]
     if not free:
         raise InputError("this symmetry has no free scales, so there is no law of scales: nothing to do")
     stacked = {name: tensor[None] for name, tensor in state.items()}
     mass = layout.reduce(stacked, biases=biases)
-    flight = loose(mass, [mass.side(number) != 0 or number not in free for number, _ in enumerate(layout.gauges)])
+    unbounded = unbounded_directions(
+        mass, [mass.one_sign(number) != 0 or number not in free for number, _ in enumerate(layout.gauges)]
+    )
     for number in free:
-        dead = flight[number].all | empty(mass, number)
+        dead = unbounded[number].all | massless(mass, number)
         if bool(dead.any()):
             name, unit = layout.gauges[number].name, int(dead[0].nonzero()[0])
             raise InputError(f"coordinate {unit} of space {name} is dead, so that any scale serves: prune it first")
@@ -70,9 +81,9 @@ def scale_posterior(
 class ScalePosterior:
     """The law of log scales s (coordinates,): gauges one after the other, each copy * size + unit."""
 
-    layout: SquaresLayout
+    layout: MassLayout
     mass: Mass
-    counted: Mass  # of a network of ones: how many weights hang on each coordinate
+    counted: Mass  # of a network of ones: how many weights each coordinate moves
     variance: float
 
     @cached_property
@@ -107,13 +118,13 @@ class ScalePosterior:
     @cached_property
     def _mode(self) -> Tensor:
         pulls = dict(zip(self.gauges, self.counts.split(self.sizes), strict=True))
-        held, frozen = [], []
+        lifts, frozen = [], []
         for number, logs in enumerate(self.mass.here.logs):
-            pull = self.variance * pulls[number][None] if number in pulls else torch.zeros_like(logs)
-            held.append(Hold(0, pull))
+            values = self.variance * pulls[number][None] if number in pulls else torch.zeros_like(logs)
+            lifts.append(Lift(0, values))
             frozen.append(torch.full_like(logs, number not in pulls, dtype=torch.bool))
-        found = settle(self.mass, held, frozen, tolerance=1e-13, sweeps=2000)
-        return torch.cat([found.logs[number] for number in self.gauges], 1)[0]
+        minimum = minimise(self.mass, lifts, frozen, tolerance=1e-13, sweeps=2000)
+        return torch.cat([minimum.logs[number] for number in self.gauges], 1)[0]
 
     def sample(self, count: int, generator: torch.Generator, *, moves: int = 20) -> Tensor:
         """Independent draws (count, coordinates).
@@ -132,7 +143,7 @@ class ScalePosterior:
     def element(self, s: Tensor) -> Element:
         """The elements that move the network to log scales s: one for (coordinates,), a batch for (n, coordinates)."""
         rows = self._rows(s)
-        element = self.layout.board.symmetry.identity(len(rows))
+        element = self.layout.block_layout.symmetry.identity(len(rows))
         for number, table in zip(self.gauges, rows.split(self.sizes, 1), strict=True):
             gauge = self.layout.gauges[number]
             factors = element.factors[gauge.name]
@@ -145,9 +156,11 @@ class ScalePosterior:
             raise InputError(f"expected log scales (..., {width}), found shape {tuple(s.shape)}: lay all gauges flat")
         return s.reshape(-1, width).to(dtype=torch.float64, device=self.mass.rest.device)
 
-    def _point(self, rows: Tensor) -> Point:
+    def _point(self, rows: Tensor) -> LogScales:
         given = dict(zip(self.gauges, rows.split(self.sizes, 1), strict=True))
-        return Point([given.get(number, logs.expand(len(rows), -1)) for number, logs in enumerate(self.mass.here.logs)])
+        return LogScales(
+            [given.get(number, logs.expand(len(rows), -1)) for number, logs in enumerate(self.mass.here.logs)]
+        )
 
     @cached_property
     def _spread(self) -> Tensor:

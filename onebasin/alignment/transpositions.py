@@ -26,12 +26,12 @@ CHUNK = 1 << 20  # units looked at together, which bounds the memory
 class Transpositions:
     """How many swaps and flips an element needs; counts are integers, () for one element, (members,) for a batch.
 
-    The moves are the group's own: swap two units of a space, with everything that hangs on them (two heads change
+    The moves are the group's own: swap two units of a space, with all that is nested in them (two heads change
     places whole), or flip one sign of one unit. A swap turns no sign, a flip turns one, and a swap of heads keeps the
     order inside them, so none saves another: `moves`, all swaps + all flips, is the least. Scales are not counted.
 
     Attributes:
-        spaces: space name -> swaps. A space fibred over parents adds up its copies, each read as the order inside
+        spaces: space name -> swaps. A space nested in parents adds up its copies, each read as the order inside
             that head once the heads have moved.
         flips: space name -> number of factors below zero, over all sign freedoms of the space.
         sizes: space name -> (copies, units) of the permutable spaces.
@@ -189,7 +189,7 @@ def element_with(
 
     Args:
         symmetry: where to draw from.
-        swaps: space name -> swaps, added up over the copies of a fibred space (at most copies * (n - 1)); or one
+        swaps: space name -> swaps, added up over the copies of a nested space (at most copies * (n - 1)); or one
             number if only one space is permutable.
         generator: a `torch.Generator` or an integer seed.
         method: as in `permutation_with`. Over several copies "uniform" is uniform over all their orders together;

@@ -39,8 +39,8 @@ COMPANIONS = tuple(kind for kind in KINDS if kind != "value")
     default="consensus",
     show_default=True,
     metavar="WHICH",
-    help="consensus: all agree on a frame; first: all follow the first; medoid: the most central one; or the path of a "
-    "network, with #3 behind it for number 3 of several.",
+    help="What all are matched to. consensus: one frame for all; first: the first network; medoid: the most central "
+    "one; or the path of a network, with #3 behind it for number 3 of several.",
 )
 @click.option(
     "--by",
@@ -52,7 +52,9 @@ COMPANIONS = tuple(kind for kind in KINDS if kind != "value")
 @click.option("--data", metavar="DATA", help=f"For activations: {examples.INPUT_GRAMMAR}.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of the data.")
 @examples.data_options
-@click.option("--statistic", "kind", type=click.Choice(STATISTICS), help="For activations. Default: uncentred.")
+@click.option(
+    "--statistic", "kind", type=click.Choice(STATISTICS), help="How activations are compared. Default: uncentred."
+)
 @click.option(
     "--companion",
     "companions",
@@ -63,10 +65,12 @@ COMPANIONS = tuple(kind for kind in KINDS if kind != "value")
 @click.option(
     "--scale",
     type=click.Choice(ALIGN_SCALES),
-    help="balanced: each gets its lightest scales; reference: those of the reference; keep: its own. Default: "
-    "reference for a network given as --reference, else balanced.",
+    help="Scales of the result. balanced: the lightest of each; reference: those of the reference; keep: as they are. "
+    "Default: reference for a network given as --reference, else balanced.",
 )
-@click.option("--sweeps", type=click.IntRange(min=1), metavar="N", help="Of a consensus, at most. Default: 50.")
+@click.option(
+    "--sweeps", type=click.IntRange(min=1), metavar="N", help="Largest number of sweeps of a consensus. Default: 50."
+)
 @click.option(
     "--tolerance",
     type=click.FloatRange(min=0),
@@ -98,7 +102,7 @@ def align(
       onebasin align chain/ -o aligned/ --symmetry symmetry.json --workers 2
       onebasin align means/ -o aligned/ --symmetry symmetry.json --companion std=stds/
     """  # noqa: D301 - click reads the backspace: keep these lines apart
-    output = output if output.name not in ("", "..") else real_path(output)  # what stands beside it needs a name
+    output = output if output.name not in ("", "..") else real_path(output)  # its journal and companions need a name
     known = know(architecture)
     population = open_networks(networks, known)
     target = reference_of(reference, known)
@@ -112,33 +116,34 @@ def align(
     journal = journal_of(output)
     carried = _companions(companions, population, known, output)
     if not journal.exists() and not missing_shards(population, output):
-        _refuse_taken(carried)
+        _check_free(carried)
     make_folder(output.parent)
     if journal.exists():
         click.echo(f"going on with the run that left {journal}", err=True)
-    facts = {"population": str(networks), "reference": reference, **_told(options)}
+    plain = {name: value for name, value in options.items() if isinstance(value, str | int | float)}
+    facts = {"population": str(networks), "reference": reference, **plain}
     record = output / RECORD
 
-    def finish(found: Alignment) -> None:
-        text = _record(found, facts)
+    def finish(alignment: Alignment) -> None:
+        text = _record(alignment, facts)
         publish(record, lambda file: file.write(text.encode()), replace=True)
-        for kind, companion, goal in carried:
-            if not goal.exists():  # else it was written before an interruption, whole as everything
-                found.carry(companion, kind).save(goal)
+        for kind, companion, folder in carried:
+            if not folder.exists():  # else it was written before an interruption, and is whole
+                alignment.carry(companion, kind).save(folder)
 
     try:
         with progress_bar(f"aligning {len(population):,} networks") as show:
-            given = {**places, **options, "progress": show, "finish": finish}
-            found = move(population, known.symmetry, reference=target, path=output, **given)
+            options |= {**places, "progress": show, "finish": finish}
+            alignment = move(population, known.symmetry, reference=target, path=output, **options)
     except KeyboardInterrupt:
-        click.echo(_left(output, journal), err=True)
+        click.echo(_after_interrupt(output, journal), err=True)
         raise
-    click.echo(_summary(found, reference))
+    click.echo(_summary(alignment, reference))
     click.echo(f"\n{output}: the aligned networks; {record}: what was done to each")
 
 
-def _left(output: Path, journal: Path) -> str:
-    """What an interrupted run leaves behind."""
+def _after_interrupt(output: Path, journal: Path) -> str:
+    """A sentence about the files that an interrupted run leaves."""
     if journal.exists():
         return f"{journal} keeps what was reached; give the same command again to go on"
     if (output / MANIFEST).exists():
@@ -160,19 +165,18 @@ def _activations(known: Known, data: str | None, by: str, **reading: Any) -> dic
 def _companions(
     texts: tuple[str, ...], population: Population, known: Known, output: Path
 ) -> list[tuple[str, Population, Path]]:
-    """All companions; refused before the work if one does not fit or two would be written to one place."""
-    found = [_companion(text, population, known, output) for text in texts]
-    kinds = [kind for kind, _, _ in found]
+    """Kind, population and folder of each companion, checked before the work: all fit, and no two share a folder."""
+    companions = [_companion(text, population, known, output) for text in texts]
+    kinds = [kind for kind, _, _ in companions]
     if twice := [kind for kind in dict.fromkeys(kinds) if kinds.count(kind) > 1]:
         raise InputError(
             f"found a --companion of kind {twice[0]} twice, and both would go to {output.name}-{twice[0]}: give one "
             "of each kind"
         )
-    return found
+    return companions
 
 
 def _companion(text: str, population: Population, known: Known, output: Path) -> tuple[str, Population, Path]:
-    """Kind, population and place of a companion."""
     kind, equals, path = text.partition("=")
     if not equals or kind not in COMPANIONS:
         raise InputError(f"{text!r} is no companion; expected KIND=PATH with a kind of {', '.join(COMPANIONS)}.")
@@ -186,27 +190,25 @@ def _companion(text: str, population: Population, known: Known, output: Path) ->
     return kind, companion, output.with_name(f"{output.name}-{kind}")
 
 
-def _refuse_taken(carried: list[tuple[str, Population, Path]]) -> None:
-    """Refuse places of companions that something else has; those of an interrupted run are its own."""
-    for _, _, goal in carried:
-        if is_taken(goal):
-            raise InputError(f"the companion would go to {goal}, which exists: move it away or choose another --output")
+def _check_free(carried: list[tuple[str, Population, Path]]) -> None:
+    """Raise where a companion's folder exists already; called only where no interrupted run can have written it."""
+    for _, _, folder in carried:
+        if is_taken(folder):
+            raise InputError(
+                f"the companion would go to {folder}, which exists: move it away or choose another --output"
+            )
 
 
-def _told(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if isinstance(value, str | int | float)}
-
-
-def _record(found: Alignment, facts: dict[str, Any]) -> str:
-    moved = found.transpositions
+def _record(alignment: Alignment, facts: dict[str, Any]) -> str:
+    moved = alignment.transpositions
     content = {
         "format": FORMAT,
         **facts,
-        "members": len(found.population),
-        "overlap": {"before": found.before, "after": found.objective},
-        "sweeps": found.sweeps,
-        "history": list(found.history),
-        "residual": found.residual.tolist(),
+        "members": len(alignment.population),
+        "overlap": {"before": alignment.before, "after": alignment.objective},
+        "sweeps": alignment.sweeps,
+        "history": list(alignment.history),
+        "residual": alignment.residual.tolist(),
         "transpositions": {
             "total": moved.total.tolist(),
             "maximum": moved.maximum,
@@ -215,7 +217,7 @@ def _record(found: Alignment, facts: dict[str, Any]) -> str:
             "spaces": _listed(moved.spaces),
             "flips": _listed(moved.flips),
         },
-        "symmetry": json.loads(found.symmetry.to_json()),
+        "symmetry": json.loads(alignment.symmetry.to_json()),
     }
     return json.dumps(content, indent=1) + "\n"
 
@@ -224,14 +226,14 @@ def _listed(counts: Any) -> dict[str, list[int]]:
     return {name: count.tolist() for name, count in counts.items()}
 
 
-def _summary(found: Alignment, reference: str) -> str:
+def _summary(alignment: Alignment, reference: str) -> str:
     words = {"consensus": "their consensus", "first": "the first", "medoid": "their medoid"}
-    sweeps = f" in {found.sweeps} sweeps" if found.history else ""
-    apart = found.residual
+    sweeps = f" in {alignment.sweeps} sweeps" if alignment.history else ""
+    distances = alignment.residual
     lines = [
-        f"{len(found.population):,} networks aligned to {words.get(reference, reference)}{sweeps}",
-        f"mean overlap of two networks: {short(found.before)} -> {short(found.objective)}",
-        f"squared distance to the reference: {short(float(apart.mean()))} on average, "
-        f"{short(float(apart.min()))} to {short(float(apart.max()))}",
+        f"{len(alignment.population):,} networks aligned to {words.get(reference, reference)}{sweeps}",
+        f"mean overlap of two networks: {short(alignment.before)} -> {short(alignment.objective)}",
+        f"squared distance to the reference: {short(float(distances.mean()))} on average, "
+        f"{short(float(distances.min()))} to {short(float(distances.max()))}",
     ]
-    return "\n".join([*lines, "", swaps(found.transpositions, found.symmetry)])
+    return "\n".join([*lines, "", swaps(alignment.transpositions, alignment.symmetry)])

@@ -1,4 +1,4 @@
-"""``onebasin compare``: two networks -> how much of their difference is only a disguise."""
+"""``onebasin compare``: two networks, or populations -> how much of their difference is only a symmetry."""
 
 import json
 from collections.abc import Mapping
@@ -139,32 +139,32 @@ def compare(
     known = know(architecture)
     populations = [several(text, known) for text in (first, second)]
     if measured["data"] is None:
-        _refuse(_OF_DATA, "goes with --data, which is not given")
+        _check_not_given(_OF_DATA, "goes with --data, which is not given")
     if populations[0] is not None and populations[1] is not None:
-        _refuse(_OF_PAIRS, "is for two networks, and A and B are populations")
+        _check_not_given(_OF_PAIRS, "is for two networks, and A and B are populations")
         _compare_populations(
             known, (first, second), (populations[0], populations[1]), as_json, architecture.seed, measured
         )
         return
     a, b = one_network(first, known), one_network(second, known)
-    _refuse({**_OF_POPULATIONS, **_OF_PLACES}, "is for two populations, and A and B are single networks")
+    _check_not_given({**_OF_POPULATIONS, **_OF_PLACES}, "is for two populations, and A and B are single networks")
     measured = {name: value for name, value in measured.items() if name not in (*_OF_POPULATIONS, "places")}
     with progress(f"comparing {first} with {second} ..."):
         barrier = _barrier(known, a, b, **measured)
-        found = match(a, b, known.symmetry, restarts=restarts, seed=architecture.seed, scale=scale)
+        result = match(a, b, known.symmetry, restarts=restarts, seed=architecture.seed, scale=scale)
         fall = None if barrier is None else barrier.moved
-        told = {"a": first, "b": second, "scale": scale, **_told(found, known, a, b, fall)}
+        numbers = {"a": first, "b": second, "scale": scale, **_numbers(result, known, a, b, fall)}
     if barrier is not None:
-        told["barrier"] = json.loads(barrier.to_json())
+        numbers["barrier"] = json.loads(barrier.to_json())
     if as_json:
-        click.echo(json.dumps(told, indent=1))
+        click.echo(json.dumps(numbers, indent=1))
         return
-    click.echo(_page(told, found.element, known.symmetry))
+    click.echo(_page(numbers, result.element, known.symmetry))
     if barrier is not None:
         click.echo(f"\nbarrier on the straight path from A to B, with one more correction in each row\n\n{barrier}")
 
 
-def _refuse(options: Mapping[str, str], why: str) -> None:
+def _check_not_given(options: Mapping[str, str], why: str) -> None:
     """Refuse those of the options (name -> flag) that were given."""
     context = click.get_current_context()
     given = [
@@ -215,29 +215,29 @@ def _barrier(
     return barrier_report(model, a, b, known.symmetry, train, held_out, points=points, loss=loss)
 
 
-def _told(found: Match, known: Known, a: State, b: State, fall: tuple[float, float] | None) -> dict[str, Any]:
+def _numbers(result: Match, known: Known, a: State, b: State, fall: tuple[float, float] | None) -> dict[str, Any]:
     """Everything but the barrier, for JSON; `fall` is what moving B makes of it."""
     symmetry = known.symmetry
     names = weights_of(BlockLayout.of(symmetry))
     still, before, after = (
-        flatten({name: state[name] for name in names}).double() for state in (a, b, symmetry.apply(found.element, b))
+        flatten({name: state[name] for name in names}).double() for state in (a, b, symmetry.apply(result.element, b))
     )
-    moved = transpositions(found.element, symmetry)
-    verdict = found.judged(fall)
+    moved = transpositions(result.element, symmetry)
+    verdict = result.judged(fall)
     limits = verdict.thresholds
-    unrelated = None if limits is None else {"mean": found.null[0], "spread": found.null[1]}
-    error, trouble = _function_error(known, b, found.element)
+    unrelated = None if limits is None else {"mean": result.null[0], "spread": result.null[1]}
+    error, trouble = _function_error(known, b, result.element)
     return {
         "verdict": verdict.word,
         "meaning": _MEANING[verdict.word],
         "reason": verdict.reason,
         "unrelated_overlap": unrelated,
         "thresholds": None if limits is None else dict(zip(("partly alike", "moved"), limits, strict=True)),
-        "squared_distance": {"before": found.distance_before, "after": found.distance_after},
+        "squared_distance": {"before": result.distance_before, "after": result.distance_after},
         "overlap": {"before": float(still @ before), "after": float(still @ after)},
         "cosine": {"before": _cosine(still, before), "after": _cosine(still, after)},
-        "objective": {"before": found.before, "after": found.after},
-        "search": {"iterations": found.iterations, "sweeps": found.sweeps, "gap": found.gap, "exact": found.exact},
+        "objective": {"before": result.before, "after": result.after},
+        "search": {"iterations": result.iterations, "sweeps": result.sweeps, "gap": result.gap, "exact": result.exact},
         "transpositions": {
             **{"total": int(moved.total), "maximum": moved.maximum},
             **{"expected": moved.expected, "spread": moved.spread},
@@ -280,22 +280,23 @@ def _function_error(known: Known, b: State, element: Element) -> tuple[float | N
     return float((after - before).abs().max() / before.abs().max().clamp_min(1e-300)), None
 
 
-def _page(told: dict[str, Any], element: Element, symmetry: Symmetry) -> str:
+def _page(numbers: dict[str, Any], element: Element, symmetry: Symmetry) -> str:
     keys = [("squared distance", "squared_distance"), ("overlap", "overlap"), ("cosine", "cosine")]
-    if symmetry.dimensions and told["scale"] == "reference":
+    if symmetry.dimensions and numbers["scale"] == "reference":
         keys.append(("overlap, lightest scales", "objective"))
-    rows = [(name, short(told[key]["before"]), short(told[key]["after"])) for name, key in keys]
-    error = told["function_error"]
+    rows = [(name, short(numbers[key]["before"]), short(numbers[key]["after"])) for name, key in keys]
+    error = numbers["function_error"]
     function = (
-        f"not checked: {told['function_not_checked']}"
+        f"not checked: {numbers['function_not_checked']}"
         if error is None
         else f"largest relative change {error:.1e}, in float64 on the example input"
     )
     return "\n\n".join(
         [
-            f"A  {told['a']}\nB  {told['b']}",
+            f"A  {numbers['a']}\nB  {numbers['b']}",
             table([("", "as given", "B moved"), *rows]),
             swaps(transpositions(element, symmetry), symmetry),
-            f"verdict: {told['verdict']}. {told['meaning']}\nbecause: {told['reason']}\nfunction of B: {function}",
+            f"verdict: {numbers['verdict']}. {numbers['meaning']}\nbecause: {numbers['reason']}\n"
+            f"function of B: {function}",
         ]
     )

@@ -2,8 +2,8 @@
 
 A word alone is the training part, which never overlaps with ``NAME:test``; ``NAME:all`` is everything, and ``NAME#3``
 is division number 3. A file or function of the user that has no division is taken whole; to divide it at random the
-division must be numbered, as in ``data.npz#0:train`` and ``data.npz#0:test``, so that nobody trains on the whole and
-tests on a part of it.
+division must be numbered, as in ``data.npz#0:train`` and ``data.npz#0:test``, so that no model is trained on
+the whole and tested on a part of it.
 """
 
 import re
@@ -41,7 +41,7 @@ class Examples:
 
     @property
     def pair(self) -> tuple[Inputs, Tensor]:
-        """Inputs and targets; only for who asked for targets."""
+        """Inputs and targets, where targets were asked for."""
         assert self.targets is not None
         return self.inputs, self.targets
 
@@ -59,8 +59,8 @@ def data_options(command: _Command) -> Callable[..., Any]:
     """Add ``--data-dir``, ``--download`` and ``--standardise``; the command receives them as one ``sources``."""
 
     @wraps(command)
-    def gathered(*, data_dir: Path | None, download: bool, standardise: bool, **rest: Any) -> Any:
-        return command(sources=Sources(data_dir, download, standardise), **rest)
+    def gathered(*, data_dir: Path | None, download: bool, standardise: bool, **options: Any) -> Any:
+        return command(sources=Sources(data_dir, download, standardise), **options)
 
     folder = click.option(
         "--data-dir",
@@ -116,23 +116,23 @@ def _read_word(text: str, sources: Sources) -> tuple[Tensor, Tensor]:
     """Inputs and targets of one part of a data set."""
     match = _TEXT.fullmatch(text)
     if match is None:
-        raise InputError(f"expected {GRAMMAR}, found {text!r}: write one of these")
+        raise InputError(f"expected {GRAMMAR}, found {text!r}: write digits, for example")
     name, part, number = match["name"], match["part"], int(match["split"] or 0)
     if _is_function(text, name):
         name, part = (name, part) if ":" in name else (text, None)
-        found, own = read_parts(load_function(name), Reading(split=number)), True
+        parts, is_users = read_parts(load_function(name), Reading(split=number)), True
     else:
         source = Path(name) if Path(name).suffix in _FILES else name
-        own = Path(name).exists()
-        found = read_parts(source, Reading(sources.directory, number, sources.download))
-    undivided = found.train is not None and found.test is None
-    if undivided and own and match["split"] is None and part in ("train", "test"):
+        is_users = Path(name).exists()
+        parts = read_parts(source, Reading(sources.directory, number, sources.download))
+    undivided = parts.train is not None and parts.test is None
+    if undivided and is_users and match["split"] is None and part in ("train", "test"):
         raise InputError(
             f"{name} has no training and test part of its own: write {name} for everything, or {name}#0:train and "
             f"{name}#0:test for three quarters and a quarter of it, divided at random by the number"
         )
-    whole = part == "all" or (own and part is None and match["split"] is None)
-    chosen = _whole(found) if undivided and whole else found.dataset(number)
+    whole = part == "all" or (is_users and part is None and match["split"] is None)
+    chosen = _whole(parts) if undivided and whole else parts.dataset(number)
     if sources.standardise:
         chosen = chosen.standardised()
     pair = chosen.test if part == "test" else chosen.train

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from onebasin.cli.open_networks import build
+from onebasin.cli.networks import build
 from onebasin.cli.options import debug, progress_bar
 from onebasin.examples.published import PUBLISHED
 from onebasin.population import UNFINISHED, Population, import_networks
@@ -51,8 +51,8 @@ def import_(*, source: str, output: Path, model: str | None) -> None:
         with progress_bar(f"importing {source}") as show:
             import_networks(source, output, spec=spec, progress=show)
     except KeyboardInterrupt:
-        kept = f"{unfinished} keeps what was reached" if unfinished.exists() else "nothing was written yet"
-        click.echo(f"{kept}; give the same command again to go on", err=True)
+        state = f"{unfinished} keeps what was reached" if unfinished.exists() else "nothing was written yet"
+        click.echo(f"{state}; give the same command again to go on", err=True)
         raise
     click.echo(Population.open(output))
     if hint := _hint(source, output):

@@ -39,15 +39,15 @@ def parse(text: str) -> InputText:
     Raises:
         InputError: with the grammar.
     """
-    found = _PATTERN.fullmatch(text.strip())
-    if found is None:
+    match = _PATTERN.fullmatch(text.strip())
+    if match is None:
         raise InputError(f"{text!r} is not an input; expected {GRAMMAR}.")
-    shape = tuple(int(size) for size in found["size"].split("x"))
-    if 0 in shape or found["vocabulary"] == "0":
+    shape = tuple(int(size) for size in match["size"].split("x"))
+    if 0 in shape or match["vocabulary"] == "0":
         raise InputError(f"{text!r} is empty: each size must be at least 1, as in 2x3x32x32.")
-    kind = found["kind"] or "float"
-    vocabulary = int(found["vocabulary"]) if found["vocabulary"] else None
-    return InputText(found["name"] or "", "ids" if kind.startswith("ids") else kind, shape, vocabulary)
+    kind = match["kind"] or "float"
+    vocabulary = int(match["vocabulary"]) if match["vocabulary"] else None
+    return InputText(match["name"] or "", "ids" if kind.startswith("ids") else kind, shape, vocabulary)
 
 
 def draw(

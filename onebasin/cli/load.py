@@ -19,7 +19,7 @@ from typing import Any
 from torch import nn
 
 from onebasin.errors import ModelError
-from onebasin.parallel import travel_by_value
+from onebasin.parallel import pickle_by_value
 from onebasin.storage import real_path
 
 _LISTED = 8  # names worth reading in one sentence
@@ -67,7 +67,7 @@ def load_function(reference: str) -> Callable[[], Any]:
         raise ModelError(
             f"{name} in {source} is a {type(function).__name__}; it should be a function without arguments."
         )
-    _refuse_arguments(function, name, source)
+    _check_no_arguments(function, name, source)
 
     def called() -> Any:
         return call_user_code(function, f"{name}() in {source}")
@@ -86,7 +86,7 @@ def load_object(reference: str) -> Any:
     found = _find(module, name, source)
     if not inspect.isfunction(found) and not inspect.isclass(found):
         return found
-    _refuse_arguments(found, name, source)
+    _check_no_arguments(found, name, source)
     return call_user_code(found, f"{name}() in {source}")
 
 
@@ -129,7 +129,7 @@ def _import_file(path: Path) -> ModuleType:
         module = _guarded_import(lambda: importlib.import_module(".".join(parts)), str(path))
     else:  # a name of its own, so that a file called types.py or test.py shadows nothing
         module = _guarded_import(lambda: _execute(f"onebasin_model_{path.stem}", path), str(path))
-    travel_by_value(module)
+    pickle_by_value(module)
     return module
 
 
@@ -146,10 +146,10 @@ def _execute(name: str, path: Path) -> ModuleType:
 def _import_module(name: str) -> ModuleType:
     _let_import_from(Path.cwd())
     try:
-        found = importlib.util.find_spec(name)
+        spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise ModelError(
             f"There is no module {name} to import from here or from the installed packages; "
             "for a file write its path, as in path/to/file.py:factory."
@@ -185,8 +185,8 @@ def _find(module: ModuleType, name: str, source: str) -> Any:
 def _is_candidate(key: str, value: Any, module: ModuleType) -> bool:
     if key.startswith("_") or key == "example_input":
         return False
-    own = getattr(value, "__module__", None) == module.__name__ or key in getattr(module, "__all__", ())
-    return isinstance(value, nn.Module) or (callable(value) and own)
+    is_defined_there = getattr(value, "__module__", None) == module.__name__ or key in getattr(module, "__all__", ())
+    return isinstance(value, nn.Module) or (callable(value) and is_defined_there)
 
 
 def _build(factory: Any, name: str, source: str) -> nn.Module:
@@ -197,14 +197,14 @@ def _build(factory: Any, name: str, source: str) -> nn.Module:
             f"{name} in {source} is a {type(factory).__name__}; "
             "it should be a function without arguments that returns the model, or the model itself."
         )
-    _refuse_arguments(factory, name, source)
+    _check_no_arguments(factory, name, source)
     model = call_user_code(factory, f"{name}() in {source}")
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name}() in {source} returned a {type(model).__name__}; it should return an nn.Module.")
     return model
 
 
-def _refuse_arguments(function: Callable[..., Any], name: str, source: str) -> None:
+def _check_no_arguments(function: Callable[..., Any], name: str, source: str) -> None:
     required = _required_arguments(function)
     if required:
         raise ModelError(

@@ -82,14 +82,15 @@ def merge(
     if len(population) < 2:
         raise InputError(f"{networks[0]} holds {len(population)} network, and the mean of one is itself: give several")
     weights = _shares(shares, len(population))
-    variance = _variance(known, **correction)
+    variance, data = _variance(known, **correction)
     aligned = None if reference == "none" else _align(population, known, reference)
     with progress(f"averaging {len(population):,} networks ..."):
-        merged = average(population if aligned is None else aligned.population, weights=weights, **variance)
-    told = {"networks": [str(path) for path in networks], "members": len(population), "reference": reference}
-    done = None if variance["variance"] == "auto" else variance["variance"]
+        networks_to_average = population if aligned is None else aligned.population
+        merged = average(known.model, networks_to_average, data=data, variance=variance, weights=weights)
+    facts = {"networks": [str(path) for path in networks], "members": len(population), "reference": reference}
+    done = None if variance == "auto" else variance
     notes = [] if done or not own_statistics(population) else ["running statistics are averages, and were not measured"]
-    _write(output, merged, {**told, "shares": weights, "variance": done, "notes": notes})
+    _write(output, merged, {**facts, "shares": weights, "variance": done, "notes": notes})
     click.echo("\n".join([_summary(len(population), aligned, done), *notes]))
     click.echo(str(output))
 
@@ -114,17 +115,16 @@ def _shares(text: str | None, members: int) -> list[float] | None:
     return found
 
 
-def _variance(known: Known, statistics: str | None, repair: str | None, **reading: Any) -> dict[str, Any]:
-    """What `average` needs for the correction that was asked for."""
+def _variance(known: Known, statistics: str | None, repair: str | None, **reading: Any) -> tuple[str, Any]:
+    """Arguments `variance` and `data` of `ob.merge`."""
     if statistics is None and repair is None:
-        return {"variance": "auto"}  # warns where there are statistics
+        return "auto", None  # warns where there are statistics
     if statistics is not None and repair is not None:
         raise InputError("--repair measures statistics too: give only one of --repair and --statistics")
     kind, source = ("repair", repair) if repair is not None else ("recalibrate", statistics)
     assert source is not None
-    inputs = examples.read(source, targets=False, **reading).inputs
-    option = "--repair" if repair is not None else "--statistics"
-    return {"variance": kind, "model": known.runs(option), "inputs": inputs}
+    known.runs("--repair" if repair is not None else "--statistics")
+    return kind, (examples.read(source, targets=False, **reading).inputs, None)
 
 
 def _align(population: Population, known: Known, reference: str) -> Alignment:

@@ -1,4 +1,4 @@
-"""How a verb gets its symmetry and its networks: ``--model`` or ``--symmetry``, and the paths of networks."""
+"""The architecture, the symmetry and the networks that a verb was given: ``--model``, ``--symmetry``, and paths."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,9 +15,12 @@ from onebasin.cli import inputs as example_inputs
 from onebasin.cli.load import Loaded, call_user_code, load
 from onebasin.cli.options import progress
 from onebasin.errors import InputError, SpecError, StorageError, SymmetryError
-from onebasin.functional import global_seed
-from onebasin.population import Population
+from onebasin.functional import check_fits, global_seed
+from onebasin.population import Population, is_there
+from onebasin.posterior import FORMAT as POSTERIOR
+from onebasin.posterior import Networks, Posterior, load_posterior
 from onebasin.state import Spec, State, TensorSpec, as_spec, check_finite, check_spec
+from onebasin.storage import read_header
 from onebasin.symmetry import Symmetry, discover
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -83,9 +86,15 @@ def architecture_options(command: _Command) -> Callable[..., Any]:
 
     @wraps(command)
     def gathered(
-        *, model: str | None, texts: tuple[str, ...], vocabulary: int | None, file: Path | None, seed: int, **rest: Any
+        *,
+        model: str | None,
+        texts: tuple[str, ...],
+        vocabulary: int | None,
+        file: Path | None,
+        seed: int,
+        **options: Any,
     ) -> Any:
-        return command(architecture=Architecture(model, texts, vocabulary, file, seed), **rest)
+        return command(architecture=Architecture(model, texts, vocabulary, file, seed), **options)
 
     options = [
         click.option(
@@ -110,10 +119,10 @@ def architecture_options(command: _Command) -> Callable[..., Any]:
             help="Seed of whatever is drawn.",
         ),
     ]
-    made: Callable[..., Any] = gathered
+    decorated: Callable[..., Any] = gathered
     for option in reversed(options):
-        made = option(made)
-    return made
+        decorated = option(decorated)
+    return decorated
 
 
 def example(loaded: Loaded, texts: tuple[str, ...], vocabulary: int | None, seed: int) -> Any:
@@ -176,12 +185,12 @@ def _read_symmetry(path: Path) -> Symmetry:
 
 def _check_same(symmetry: Symmetry, model: nn.Module, path: Path, reference: str) -> None:
     expected = as_spec(model)
-    found = {
+    spec = {
         name: TensorSpec(tuple(shape), expected[name].dtype if name in expected else torch.float32)
         for name, shape in symmetry.shapes.items()
     }
     try:
-        check_spec(found, expected, where=f"the symmetry {path}, compared with {reference},")
+        check_spec(spec, expected, where=f"the symmetry {path}, compared with {reference},")
     except SpecError as error:
         raise SymmetryError(f"{error} (it belongs to another model)") from error
 
@@ -202,7 +211,7 @@ def _dtype(stored: Spec, name: str) -> torch.dtype:
     """The dtype under a name, which may carry a prefix in the file."""
     if name in stored:
         return stored[name].dtype
-    return next((spec.dtype for own, spec in stored.items() if own.endswith(f".{name}")), torch.float32)
+    return next((spec.dtype for stored_name, spec in stored.items() if stored_name.endswith(f".{name}")), torch.float32)
 
 
 def numbered(text: str) -> tuple[Path, int | None]:
@@ -231,3 +240,36 @@ def one_network(text: str, known: Known) -> State:
 def reference_of(text: str, known: Known) -> str | State:
     """What ``--reference`` names: one of the words that `align` knows, or a network."""
     return text if text in REFERENCES else one_network(text, known)
+
+
+def build(reference: str, seed: int) -> nn.Module:
+    """The model behind ``path/to/file.py:factory`` or ``package.module:factory``, with weights drawn from the seed."""
+    with global_seed(seed):
+        return load(reference).model
+
+
+def open_population_or_posterior(path: Path, model: nn.Module) -> Networks:
+    """The posterior in a file, or the networks that a word stands for, as for `Population.open`.
+
+    Raises:
+        StorageError: there is no such path, or it holds neither.
+        SpecError: the networks are of another architecture than the model.
+    """
+    if not is_there(path):
+        raise StorageError(f"there is no {path}: give a population folder, files of networks, or a posterior's file")
+    posterior = posterior_in(path, model)
+    return open_networks(path, shapes_of(model), finite=False) if posterior is None else posterior
+
+
+def posterior_in(path: Path, model: nn.Module) -> Posterior | None:
+    """The posterior in a file, refused if it is one of another architecture; None where the path holds none."""
+    if path.suffix != ".safetensors" or not path.is_file() or read_header(path).metadata.get("onebasin") != POSTERIOR:
+        return None
+    posterior = load_posterior(path)
+    check_fits(model, posterior.mean)
+    return posterior
+
+
+def shapes_of(model: nn.Module) -> Known:
+    """A model without its symmetries."""
+    return Known(Symmetry((), {name: spec.shape for name, spec in as_spec(model).items()}), model, None)

@@ -10,8 +10,17 @@ from torch import Tensor, nn
 
 from onebasin.cli import data as examples
 from onebasin.cli.likelihood import loss_option
-from onebasin.cli.networks import Architecture, Known, example_options, know, numbered, one_network
-from onebasin.cli.open_networks import build, posterior_in, shapes_of
+from onebasin.cli.networks import (
+    Architecture,
+    Known,
+    build,
+    example_options,
+    know,
+    numbered,
+    one_network,
+    posterior_in,
+    shapes_of,
+)
 from onebasin.cli.options import check_absent, debug, progress
 from onebasin.errors import InputError, StorageError
 from onebasin.functional import loss_of_targets, refreshed_one, warn_stale

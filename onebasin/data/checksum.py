@@ -1,4 +1,4 @@
-"""Is this file the one that its publisher meant?
+"""Compare data files with the digests of their publisher.
 
 Digests come from an argument, or from files beside the data: ``SHA256SUMS``, ``MD5SUMS`` (lines of digest and name, as
 `sha256sum` writes them) or ``NAME.sha256``, ``NAME.md5``. Those of well-known files are in `OFFICIAL`.
@@ -6,12 +6,12 @@ Digests come from an argument, or from files beside the data: ``SHA256SUMS``, ``
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from onebasin.errors import InputError, StorageError
+from onebasin.storage import digest
 
 _ALGORITHMS = {32: "md5", 40: "sha1", 64: "sha256"}  # by the number of hexadecimal digits
 _LISTS = ("SHA256SUMS", "MD5SUMS")
@@ -57,40 +57,34 @@ def verify(path: Path, checksums: Mapping[str, str] | None = None) -> None:
         StorageError: the digest is another one.
     """
     for wanted, source in _digests(path, checksums or {}):
-        found = digest(path, _ALGORITHMS[len(wanted)])
-        if found != wanted.lower():
+        actual = digest(path, _ALGORITHMS[len(wanted)])
+        if actual != wanted.lower():
             raise StorageError(
-                f"expected {_ALGORITHMS[len(wanted)]} {wanted.lower()} of {path} ({source}), found {found}: the file "
+                f"expected {_ALGORITHMS[len(wanted)]} {wanted.lower()} of {path} ({source}), found {actual}: the file "
                 "is damaged or another one; fetch it again"
             )
 
 
-def digest(path: Path, algorithm: str) -> str:
-    """The hexadecimal digest of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
-
-
 def _digests(path: Path, checksums: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(digest, where it was found)."""
-    found = []
+    """The digests that are known for a file, each with its source."""
+    digests = []
     if path.name in checksums:
         if not re.fullmatch("(?:[0-9a-fA-F]{32}|[0-9a-fA-F]{40}|[0-9a-fA-F]{64})", checksums[path.name]):
             raise InputError(
                 f"expected a hexadecimal md5, sha1 or sha256 for {path.name}, found {checksums[path.name]!r}: "
                 "copy the whole digest"
             )
-        found.append((checksums[path.name], "as given"))
+        digests.append((checksums[path.name], "as given"))
     for name in (*_LISTS, f"{path.name}.sha256", f"{path.name}.md5"):
-        beside = path.with_name(name)
-        if beside.is_file():
-            found += [(text, f"in {name}") for text, file in _listed(beside) if file == path.name]
-    return found
+        file = path.with_name(name)
+        if file.is_file():
+            digests += [(text, f"in {name}") for text, file in _listed(file) if file == path.name]
+    return digests
 
 
-def _listed(beside: Path) -> list[tuple[str, str]]:
+def _listed(listing: Path) -> list[tuple[str, str]]:
     """(digest, file name) of every line; a lone digest belongs to the file that its list is named after."""
-    with beside.open("rb") as file:
+    with listing.open("rb") as file:
         lines = file.read(_LONGEST).decode("utf-8", "replace").splitlines()
     matches = [match for line in lines if (match := _LINE.fullmatch(line.strip()))]
-    return [(match[1], match[2] or beside.stem) for match in matches if len(match[1]) in _ALGORITHMS]
+    return [(match[1], match[2] or listing.stem) for match in matches if len(match[1]) in _ALGORITHMS]

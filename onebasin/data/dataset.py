@@ -1,4 +1,4 @@
-"""From stored pixels to the inputs of a network."""
+"""A data set: training and test examples, their division, their scaling, and how stored numbers become inputs."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
-
-# ----------------------------------------------------------------------
-# Training and test examples.
-
 
 Pair = tuple[Tensor, Tensor]
 
@@ -51,10 +47,6 @@ def split(inputs: Tensor, targets: Tensor, *, test: float = 0.25, seed: int = 0)
     return first, second
 
 
-# ----------------------------------------------------------------------
-# A data set: training and test examples.
-
-
 TEST_SHARE = 0.25  # of a set that comes without a division of its own
 
 
@@ -84,11 +76,11 @@ class Dataset:
     """Examples to train and to test with.
 
     Attributes:
-        name: for people.
+        name: name of the set, for messages.
         train: (inputs, targets): float32 (n, ...), pixels in [0, 1]; int64 class numbers (n,) or float32 values
             (n, outputs). Empty where the files hold test examples only.
         test: the same. Empty where the files hold training examples only.
-        classes: how many; None for values.
+        classes: number of classes; None for values.
     """
 
     name: str
@@ -100,8 +92,8 @@ class Dataset:
         """The constants that give every column of the training part mean 0 and standard deviation 1.
 
         >>> pair = torch.tensor([[1.0, 5.0], [3.0, 5.0]]), torch.tensor([[0.0], [4.0]])
-        >>> found = Dataset("two rows", pair, pair, None).scaling()
-        >>> found.input_mean, found.input_std, found.target_std
+        >>> scaling = Dataset("two rows", pair, pair, None).scaling()
+        >>> scaling.input_mean, scaling.input_std, scaling.target_std
         (tensor([2., 5.]), tensor([1., 1.]), tensor([2.]))
         """
         inputs, targets = self.train
@@ -128,7 +120,7 @@ class Parts:
     """What a source holds, before anything is divided.
 
     Attributes:
-        name: for people.
+        name: name of the source, for messages.
         train: as in `Dataset`; None where there are test examples only.
         test: as in `Dataset`; None where the source has no division of its own.
         classes: where the source tells; otherwise the largest class number tells.
@@ -186,10 +178,6 @@ def _empty(like: Pair | None) -> Pair:
     """No examples of the same kind."""
     assert like is not None
     return like[0][:0], like[1][:0]
-
-
-# ----------------------------------------------------------------------
-# From stored pixels to the inputs of a network.
 
 
 _BRIGHTEST = 255

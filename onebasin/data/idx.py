@@ -54,8 +54,8 @@ def read_idx(path: Path, checksums: Mapping[str, str] | None = None) -> Tensor:
     except (OSError, EOFError, zlib.error) as error:
         raise StorageError(f"expected a whole IDX file, but {path} cannot be read ({error}): {_AGAIN}") from error
     if len(content) != size or extra:
-        found = f"only {len(content):,}" if len(content) < size else "more"
-        raise StorageError(f"expected {size:,} bytes after the header of {path}, found {found}: {_AGAIN}")
+        actual = f"only {len(content):,}" if len(content) < size else "more"
+        raise StorageError(f"expected {size:,} bytes after the header of {path}, found {actual}: {_AGAIN}")
     if not size:
         raise StorageError(f"expected examples in {path}, found the shape {shape}: {_AGAIN}")
     array = np.frombuffer(content, TYPES[kind]).reshape(shape)
@@ -76,11 +76,11 @@ def read_idx_folder(folder: Path, checksums: Mapping[str, str] | None = None) ->
 
 def idx_files(folder: Path) -> list[Path]:
     """The IDX files of a folder, told by their content; the gzipped one where both lie there, as it has a checksum."""
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and (_has_idx_name(path) or _looks_like_idx(path)):
-            found[path.name.removesuffix(".gz")] = path
-    return list(found.values())
+            files[path.name.removesuffix(".gz")] = path
+    return list(files.values())
 
 
 def _has_idx_name(path: Path) -> bool:
@@ -98,15 +98,15 @@ def _looks_like_idx(path: Path) -> bool:
 
 
 def _pair(folder: Path, files: list[Path], part: str, checksums: Mapping[str, str] | None) -> Pair | None:
-    mine = [path for path in files if (_TEST.search(path.name) is not None) == (part == "test")]
-    if not mine:
+    members = [path for path in files if (_TEST.search(path.name) is not None) == (part == "test")]
+    if not members:
         return None
-    labels = [path for path in mine if _axes(path) == 1]
-    images = [path for path in mine if _axes(path) > 1]
+    labels = [path for path in members if _axes(path) == 1]
+    images = [path for path in members if _axes(path) > 1]
     if len(labels) != 1 or len(images) != 1:
         raise InputError(
             f"expected one IDX file of inputs and one of labels for {part} in {folder}, found "
-            f"{', '.join(path.name for path in mine)}: put each set into a folder of its own"
+            f"{', '.join(path.name for path in members)}: put each set into a folder of its own"
         )
     inputs, targets = read_idx(images[0], checksums), read_idx(labels[0], checksums)
     return as_inputs(inputs), as_targets(targets)

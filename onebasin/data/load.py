@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onebasin.data.cifar import is_cifar, is_mosaic, read_cifar_folder, read_mosaic_folder
+from onebasin.data.cifar import is_batches, is_mosaic, read_batches, read_mosaics
 from onebasin.data.dataset import Dataset, Pair, Parts, as_inputs, as_targets
 from onebasin.data.embedded import digits
 from onebasin.data.idx import idx_files, read_idx_folder
@@ -20,10 +20,6 @@ from onebasin.data.npz import read_file
 from onebasin.data.openml import read_openml
 from onebasin.data.uci import has_splits, read_table
 from onebasin.errors import InputError, StorageError
-
-# ----------------------------------------------------------------------
-# Where data sets lie on this machine.
-
 
 VARIABLE = "ONEBASIN_DATA"
 
@@ -66,10 +62,6 @@ def first_existing(folder: Path, names: Sequence[str], what: str, remedy: str) -
     raise StorageError(f"expected {what} in {folder}, looked for {', '.join(names)} and found none: {remedy}")
 
 
-# ----------------------------------------------------------------------
-# Examples that a function of the user returns.
-
-
 def call(function: Callable[[], Any]) -> Parts:
     """What the function returns: (inputs, targets), or ((inputs, targets), (inputs, targets)), training first.
 
@@ -84,47 +76,43 @@ def call(function: Callable[[], Any]) -> Parts:
         InputError: it returned something else.
     """
     name = getattr(function, "__name__", type(function).__name__)
-    found = function()
-    if not _is_pair(found):
+    result = function()
+    if not _is_pair(result):
         raise InputError(
-            f"expected (inputs, targets) or two such pairs from {name}(), found {_told(found)}: return one of these"
+            f"expected (inputs, targets) or two such pairs from {name}(), found {_kind(result)}: return tensors so"
         )
-    if all(isinstance(part, tuple) and _is_pair(part) for part in found):
-        train, test = (_converted(part, name) for part in found)
+    if all(isinstance(part, tuple) and _is_pair(part) for part in result):
+        train, test = (_convert(part, name) for part in result)
         return Parts(name, train, test)
-    return Parts(name, _converted(found, name), None)
+    return Parts(name, _convert(result, name), None)
 
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple | list) and len(value) == 2
 
 
-def _converted(pair: Any, name: str) -> Pair:
+def _convert(pair: Any, name: str) -> Pair:
     inputs, targets = (_tensor(part, name) for part in pair)
     return as_inputs(inputs), as_targets(targets)
 
 
 def _tensor(value: Any, name: str) -> Tensor:
     try:
-        found = torch.as_tensor(value)
+        tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(
-            f"expected arrays of numbers from {name}(), found {_told(value)}: convert it to tensors or arrays"
+            f"expected arrays of numbers from {name}(), found {_kind(value)}: convert it to tensors or arrays"
         ) from error
-    if found.is_complex():
-        raise InputError(f"expected real numbers from {name}(), found {found.dtype}: return its parts as columns")
-    if not found.dim():
+    if tensor.is_complex():
+        raise InputError(f"expected real numbers from {name}(), found {tensor.dtype}: return its parts as columns")
+    if not tensor.dim():
         raise InputError(f"expected one row per example from {name}(), found a single number: return arrays")
-    return found.detach()
+    return tensor.detach()
 
 
-def _told(value: Any) -> str:
+def _kind(value: Any) -> str:
     length = f" of {len(value)}" if isinstance(value, tuple | list) else ""
     return f"a {type(value).__name__}{length}"
-
-
-# ----------------------------------------------------------------------
-# From a word, a path or a function to a data set.
 
 
 Source = str | Path | Callable[[], Any]
@@ -151,23 +139,12 @@ _RECOGNISED = f"{_FOLDERS} in a folder, or an .npz file"
 
 @dataclass(frozen=True)
 class Reading:
-    """How sources are read.
-
-    Attributes:
-        directory: folder with data sets. Default: what ONEBASIN_DATA names.
-        split: number of the division, from 0: one of the published ones of a UCI table; the seed of a random one for a
-            source without a division of its own.
-        download: whether OpenML may be asked for what is not in the cache.
-        checksums: file name -> hexadecimal md5, sha1 or sha256, such as `OFFICIAL["mnist"]`; digests in SHA256SUMS,
-            MD5SUMS, NAME.sha256 or NAME.md5 beside the data are always compared.
-        server: address of OpenML.
-    """
+    """How sources are read; see `load` for the fields."""
 
     directory: str | Path | None = None
     split: int = 0
     download: bool = False
     checksums: Mapping[str, str] | None = None
-    server: str | None = None
 
 
 def load(
@@ -177,12 +154,11 @@ def load(
     split: int = 0,
     download: bool = False,
     checksums: Mapping[str, str] | None = None,
-    server: str | None = None,
 ) -> Dataset:
     """Load a data set.
 
-    >>> found = load("digits")
-    >>> found.train[0].shape, found.test[0].shape, found.classes
+    >>> data = load("digits")
+    >>> data.train[0].shape, data.test[0].shape, data.classes
     (torch.Size([1348, 64]), torch.Size([449, 64]), 10)
 
     Args:
@@ -190,11 +166,12 @@ def load(
             name of any folder or .npz file in `directory`. Or a path: of a folder with IDX files or CIFAR batches, or
             of an .npz file with inputs and targets (or x, y) and perhaps inputs_test and targets_test. Or a function
             without arguments that returns (inputs, targets) or ((inputs, targets), (inputs, targets)).
-        directory: as in `Reading`, like everything below.
-        split: number of the division.
-        download: whether OpenML may be asked.
-        checksums: file name -> digest.
-        server: address of OpenML.
+        directory: folder with data sets. Default: what ONEBASIN_DATA names.
+        split: number of the division, from 0: one of the published ones of a UCI table; the seed of a random one for a
+            source without a division of its own.
+        download: whether OpenML may be asked for what is not in the cache.
+        checksums: file name -> hexadecimal md5, sha1 or sha256, such as `OFFICIAL["mnist"]`; digests in SHA256SUMS,
+            MD5SUMS, NAME.sha256 or NAME.md5 beside the data are always compared.
 
     Returns:
         Inputs float32, bytes scaled to [0, 1]; images (n, channels, height, width), but digits (n, 64). Targets int64
@@ -206,7 +183,7 @@ def load(
         StorageError: a file is absent, truncated or damaged, or has another digest.
         UnsafeFileError: a file holds a pickle that wants to run code; it was not run.
     """
-    return read_parts(source, Reading(directory, split, download, checksums, server)).dataset(split)
+    return read_parts(source, Reading(directory, split, download, checksums)).dataset(split)
 
 
 def read_parts(source: Source, reading: Reading | None = None) -> Parts:
@@ -214,12 +191,12 @@ def read_parts(source: Source, reading: Reading | None = None) -> Parts:
     reading = reading or Reading()
     if reading.split < 0:
         raise InputError(f"expected the number of a split from 0 on, found {reading.split}: choose another")
-    found = call(source) if callable(source) else _read(source, reading)
-    if found.test is not None and reading.split >= found.splits:
+    parts = call(source) if callable(source) else _read(source, reading)
+    if parts.test is not None and reading.split >= parts.splits:
         raise InputError(
-            f"{found.name} has one division into training and test, found split {reading.split}: leave it out"
+            f"{parts.name} has one division into training and test, found split {reading.split}: leave it out"
         )
-    return found
+    return parts
 
 
 def _read(source: str | Path, reading: Reading) -> Parts:
@@ -232,7 +209,7 @@ def _read(source: str | Path, reading: Reading) -> Parts:
         return _uci(source.removeprefix("uci/"), reading)
     if source.startswith("openml/"):
         name = source.removeprefix("openml/")
-        return read_openml(name, download=reading.download, server=reading.server)
+        return read_openml(name, download=reading.download)
     if source in PLACES:
         places, remedy = PLACES[source]
         folder = data_folder(reading.directory)
@@ -290,15 +267,15 @@ def _read_folder(folder: Path, checksums: Mapping[str, str] | None) -> Parts:
         if not place.is_dir():
             continue
         if is_mosaic(place):
-            return read_mosaic_folder(place, checksums)
-        if is_cifar(place):
-            return read_cifar_folder(place, checksums)
+            return read_mosaics(place, checksums)
+        if is_batches(place):
+            return read_batches(place, checksums)
         if idx_files(place):
             return read_idx_folder(place, checksums)
-    found = sorted(path.name for path in folder.iterdir())[:5] if folder.is_dir() else []
+    names = sorted(path.name for path in folder.iterdir())[:5] if folder.is_dir() else []
     remedy = (
         "give the path of the .npz file itself"
-        if any(".npz" in name for name in found)
+        if any(".npz" in name for name in names)
         else "put the files there, unpacked"
     )
-    raise StorageError(f"expected {_FOLDERS} in {folder}, found {', '.join(found) or 'nothing'}: {remedy}")
+    raise StorageError(f"expected {_FOLDERS} in {folder}, found {', '.join(names) or 'nothing'}: {remedy}")

@@ -56,11 +56,11 @@ def first_of(names: Iterable[str], stored: Iterable[str], path: Path) -> str:
     Raises:
         InputError: none is; says what was found.
     """
-    wanted, found = list(names), list(stored)
+    wanted, present = list(names), list(stored)
     for name in wanted:
-        if name in found:
+        if name in present:
             return name
-    listed = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+    listed = ", ".join(present[:_SHOWN]) + (", ..." if len(present) > _SHOWN else "")
     raise InputError(
         f"{path} should hold {wanted[0]} (or {', '.join(wanted[1:])}), found {listed or 'nothing'}: rename it"
     )

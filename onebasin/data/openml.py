@@ -1,38 +1,29 @@
-"""OpenML, thousands of tables under one interface: found by name or number, downloaded once, kept, and checked."""
+"""OpenML, thousands of tables under one interface: found by name or number, fetched by scikit-learn, and kept.
+
+What was fetched once is kept as inputs and targets in ``$ONEBASIN_CACHE/openml/NAME.npz``, by default below the user's
+cache folder, and read from there without a network. scikit-learn keeps its own downloads in the same folder.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import re
-import secrets
-from array import array
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+import warnings
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlsplit
-from urllib.request import Request, urlopen
+from urllib.parse import quote
 
 import torch
 from torch import Tensor
 
-from onebasin.data.checksum import digest
 from onebasin.data.dataset import Parts, check_columns
-from onebasin.errors import DiskError, InputError, StorageError
-
-# ----------------------------------------------------------------------
-# Files from the network: in pieces, with a limit, compared with their digest, and kept.
-
+from onebasin.data.npz import read_arrays
+from onebasin.errors import InputError, StorageError, first_line
+from onebasin.storage import make_folder, publish
 
 VARIABLE = "ONEBASIN_CACHE"
-SECONDS = 30.0  # without a byte
-LARGEST = 4 << 30
-_PIECE = 1 << 20
+_UNKNOWN = (404, 412)  # OpenML says 412 for what it does not know
 
 
 def cache_folder() -> Path:
@@ -42,371 +33,117 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "onebasin"
 
 
-def fetch(url: str, path: Path, *, md5: str | None = None, largest: int = LARGEST) -> None:
-    """Download a file.
+def read_openml(name: str, *, download: bool = False) -> Parts:
+    """A data set from the cache or, with `download`, from OpenML.
 
     Args:
-        url: http or https.
-        path: where it is kept.
-        md5: the digest that it must have.
-        largest: bytes that are accepted.
+        name: name of the data set, of which the active version is taken that OpenML lists first; or its number.
+        download: whether the network may be used for what is not in the cache.
 
     Raises:
-        InputError: the server knows no such address.
-        StorageError: the server cannot be reached or fails, or what it sent is cut or has another digest.
+        InputError: OpenML knows no such set, or it holds texts, gaps, or nothing to predict.
+        StorageError: it is not in the cache and may not be downloaded, or OpenML cannot be reached, or a file is
+            damaged.
         DiskError: it cannot be kept.
     """
-    if not url.lower().startswith(("http://", "https://")):
-        raise StorageError(f"expected an address with http or https, found {url!r}: report it to whoever published it")
-    temporary = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
-            _check_digest(url, md5, _copy(url, file, largest))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except HTTPError as error:
-        error.close()
-        raise _refused(url, error) from error
-    except (URLError, TimeoutError, ConnectionError) as error:
-        raise unreachable(url, str(getattr(error, "reason", None) or error)) from error
-    except (HTTPException, ValueError) as error:  # an answer that breaks the rules, an address that is none
-        raise StorageError(
-            f"expected a file from {url}, found an answer or address that cannot be understood ({error!r}): try again "
-            "later"
-        ) from error
-    except OSError as error:
-        raise DiskError(
-            f"cannot keep {url} in {path.parent} ({error.strerror or error}): free some space, or name another folder "
-            f"in {VARIABLE}"
-        ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
-
-
-def unreachable(url: str, reason: str) -> StorageError:
-    """The sentence for who is offline."""
-    server = "{0.scheme}://{0.netloc}".format(urlsplit(url))
-    return StorageError(
-        f"expected an answer from {server}, found none ({reason}): connect to the network, or copy {cache_folder()} "
-        "from a machine that has it; digits needs no download"
-    )
-
-
-def _refused(url: str, error: HTTPError) -> InputError | StorageError:
-    if error.code in (404, 412):  # OpenML says 412 for what it does not know
-        return InputError(f"{url} is not known there (HTTP {error.code}): check the name or number of the data set")
-    return StorageError(f"expected a file from {url}, found HTTP {error.code}: try again later")
-
-
-def _copy(url: str, file: BinaryIO, largest: int) -> str:
-    """Copy a response in pieces; its md5."""
-    summed, size = hashlib.md5(usedforsecurity=False), 0
-    with urlopen(Request(url, headers={"User-Agent": "onebasin"}), timeout=SECONDS) as response:
-        promised = response.headers.get("Content-Length")
-        while piece := response.read(_PIECE):
-            size += len(piece)
-            if size > largest:
-                raise StorageError(f"expected at most {largest:,} bytes from {url}, found more: fetch it by hand")
-            summed.update(piece)
-            file.write(piece)
-    if promised is not None and size != int(promised):
-        raise StorageError(f"expected {int(promised):,} bytes from {url}, found {size:,}: try again")
-    return summed.hexdigest()
-
-
-def _check_digest(url: str, wanted: str | None, found: str) -> None:
-    if wanted is not None and found != wanted.lower():
-        raise StorageError(
-            f"expected md5 {wanted.lower()} of {url}, found {found}: it arrived damaged and was not kept; try again"
-        )
-
-
-# ----------------------------------------------------------------------
-# ARFF, the text format of OpenML: a list of attributes, then one line of values per example.
-
-
-_NUMERIC = ("numeric", "real", "integer")
-_WORD = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s,{}]+"""
-_ATTRIBUTE = re.compile(rf"@attribute\s+({_WORD})\s+(\{{.*\}}|\w+)", re.IGNORECASE)
-# No two parts of it could share a run of spaces in many ways: a damaged line must not take minutes.
-_VALUE = re.compile(r"""\s*((?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\s*(?=,|$)|[^,]*)(?:,|$)""")
-_ESCAPE = re.compile(r"\\(.)")
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """A column: its name, and its levels where it is nominal; `kind` is numeric, nominal, or what it says."""
-
-    name: str
-    kind: str
-    levels: tuple[str, ...] = ()
-
-
-def read_table(
-    lines: Iterable[str], target: str, where: str, skipped: Collection[str] = ()
-) -> tuple[Tensor, Tensor, int | None]:
-    """Inputs, targets and the number of classes.
-
-    >>> lines = ["@relation r", "@attribute a numeric", "@attribute b {no, yes}", "@data", "1.5, yes", "2,no"]
-    >>> read_table(lines, "b", "here")
-    (tensor([[1.5000], [2.0000]]), tensor([1, 0]), 2)
-
-    Args:
-        lines: of the file.
-        target: name of the attribute to predict. Several, separated by commas, must all be numeric.
-        where: the file, for messages.
-        skipped: names of attributes to leave out.
-
-    Returns:
-        Inputs float32 (n, columns); class numbers int64 (n,) in the order of the levels, or values float32
-        (n, targets).
-
-    Raises:
-        InputError: there is no such target, a value is missing, or an attribute is no number and no category.
-        StorageError: a line does not fit the attributes.
-    """
-    remaining = iter(lines)
-    attributes = _attributes(remaining, where)
-    names = [attribute.name for attribute in attributes]
-    goals = [target] if target in names else [goal.strip() for goal in target.split(",")]
-    if len(set(names)) < len(names):
-        raise StorageError(
-            f"expected a name of its own for every attribute of {where}, found one twice: fetch it again"
-        )
-    if unknown := [goal for goal in goals if goal not in names]:
-        raise InputError(f"expected {unknown[0]!r} among the attributes of {where}, found {', '.join(names[:8])}")
-    used = [place for place, name in enumerate(names) if name not in skipped or name in goals]
-    for place in used:
-        if attributes[place].kind not in ("numeric", "nominal"):
-            raise InputError(
-                f"expected numbers or categories in {where}, found {attributes[place].kind} in {names[place]!r}: "
-                "convert the table and give it as .npz"
-            )
-    values = _values(remaining, attributes, used, where)
-    columns = {names[place]: (attributes[place], values[:, number]) for number, place in enumerate(used)}
-    shown = [columns[name] for name in columns if name not in goals]
-    check_columns(len(values), sum(max(1, len(attribute.levels)) for attribute, _ in shown), where)
-    inputs = [_input(*column) for column in shown]
-    if not inputs:
-        raise InputError(f"expected attributes beside the target in {where}, found none: choose another target")
-    outputs, classes = _targets([columns[goal] for goal in goals], where)
-    return torch.cat(inputs, 1), outputs, classes
-
-
-def _attributes(lines: Iterator[str], where: str) -> list[Attribute]:
-    """The head of the file, up to and with @data."""
-    found: list[Attribute] = []
-    for line in lines:
-        text = line.strip()
-        if text.lower().startswith("@data"):
-            if not found:
-                break
-            return found
-        if text.lower().startswith("@attribute"):
-            match = _ATTRIBUTE.match(text)
-            if match is None:
-                raise StorageError(f"expected @attribute NAME KIND in {where}, found {text[:80]!r}: fetch it again")
-            found.append(_attribute(_plain(match[1]), match[2]))
-    raise StorageError(f"expected attributes and @data in {where}, found its end: fetch it again")
-
-
-def _attribute(name: str, kind: str) -> Attribute:
-    if kind.startswith("{"):
-        return Attribute(name, "nominal", tuple(_fields(kind[1:-1])))
-    return Attribute(name, "numeric" if kind.lower() in _NUMERIC else kind.lower())
-
-
-def _plain(text: str) -> str:
-    """A value without its quotes."""
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        return _ESCAPE.sub(r"\1", text[1:-1])
-    return text
-
-
-def _fields(line: str) -> list[str]:
-    """The values of one line."""
-    if "'" not in line and '"' not in line:
-        return [text.strip() for text in line.split(",")]
-    found, place = [], 0
-    while place <= len(line):
-        match = _VALUE.match(line, place)
-        if match is None:
-            return []
-        found.append(_plain(match[1].strip()))
-        if match.end() == len(line) and not match[0].endswith(","):
-            break
-        place = match.end()
-    return found
-
-
-def _values(lines: Iterable[str], attributes: list[Attribute], used: list[int], where: str) -> Tensor:
-    """(n, used attributes), float64: numbers, and places of levels."""
-    codes = [{level: float(place) for place, level in enumerate(attributes[number].levels)} for number in used]
-    values, rows = array("d"), 0
-    for line in lines:
-        text = line.strip()
-        if not text or text.startswith("%"):
-            continue
-        if text.startswith("{"):
-            raise InputError(f"expected all values in every row of {where}, found sparse rows: convert it to .npz")
-        fields = _fields(text)
-        rows += 1
-        if len(fields) != len(attributes):
+    path = cache_folder() / "openml" / f"{quote(name, safe='')}.npz"
+    if not path.is_file():
+        if not download:
             raise StorageError(
-                f"expected {len(attributes)} values in row {rows} of {where}, found {len(fields)}: fetch it again"
+                f"expected openml/{name} in the cache, found no {path}: allow its download (download=True, on the "
+                "command line --download)"
             )
-        try:
-            values.extend(
-                code[fields[place]] if code else float(fields[place]) for place, code in zip(used, codes, strict=True)
-            )
-        except (ValueError, KeyError) as error:
-            raise _unreadable(fields, attributes, used, rows, where) from error
-    if not rows:
-        raise StorageError(f"expected rows after @data in {where}, found none: fetch it again")
-    return torch.frombuffer(values, dtype=torch.float64).reshape(rows, len(used)).clone()
-
-
-def _unreadable(fields: list[str], attributes: list[Attribute], used: list[int], row: int, where: str) -> Exception:
-    missing = [attributes[place].name for place in used if fields[place] == "?"]
-    if missing:
-        return InputError(
-            f"expected a value everywhere in {where}, found {', '.join(missing[:3])} missing in row {row}: fill the "
-            "gaps or leave such rows out, and give the table as .npz"
-        )
-    return StorageError(f"expected numbers and declared levels in {where}, found others in row {row}: fetch it again")
-
-
-def _input(attribute: Attribute, values: Tensor) -> Tensor:
-    if attribute.kind == "numeric":
-        return values.float()[:, None]
-    return torch.nn.functional.one_hot(values.long(), len(attribute.levels)).float()
-
-
-def _targets(columns: list[tuple[Attribute, Tensor]], where: str) -> tuple[Tensor, int | None]:
-    kinds = {attribute.kind for attribute, _ in columns}
-    if kinds == {"numeric"}:
-        return torch.stack([values for _, values in columns], 1).float(), None
-    if len(columns) > 1:
-        raise InputError(
-            f"expected one category or several numbers to predict in {where}, found {len(columns)} targets"
-        )
-    attribute, values = columns[0]
-    return values.long(), len(attribute.levels)
-
-
-# ----------------------------------------------------------------------
-# OpenML, thousands of tables under one interface: found by name or number, downloaded once, kept, and checked.
-
-
-SERVER = "https://www.openml.org"
-_NUMBERS = 1 << 40  # of data sets
-_ANSWER = 4 << 20  # bytes of an answer in JSON
-
-
-def read_openml(name: str, *, download: bool = False, server: str | None = None, target: str | None = None) -> Parts:
-    """A data set from the cache or, with `download`, from the server.
-
-    Args:
-        name: of the data set, of which the oldest active version is taken; or its number.
-        download: whether the network may be used for what is not in the cache.
-        server: its address. Default: `SERVER`.
-        target: attribute to predict. Default: what the description says.
-
-    Raises:
-        InputError: the server knows no such set, or it cannot be predicted from.
-        StorageError: it is not in the cache and may not be downloaded, or the server cannot be reached, or a file is
-            damaged.
-    """
-    address = (server or SERVER).rstrip("/")
-    folder = cache_folder() / "openml" / quote(urlsplit(address).netloc, safe="")
-    number = name if name.isdecimal() else _number(name, folder, address, download)
-    about = folder / f"{int(number)}.json"
-    _ensure(about, f"{address}/api/v1/json/data/{int(number)}", download, f"openml/{name}")
-    description = _description(about)
-    file = about.with_suffix(".arff")
-    md5 = str(description.get("md5_checksum") or "").lower() or None
-    if download and file.is_file() and md5 is not None and digest(file, "md5") != md5:
-        file.unlink()
-    _ensure(file, str(description.get("url") or ""), download, f"openml/{name}", md5=md5)
-    if md5 is not None and (found := digest(file, "md5")) != md5:
+        inputs, targets, classes = _examples(_fetch(name), f"openml/{name}")
+        _keep(path, inputs, targets, classes)
+    try:
+        stored = read_arrays(path)
+        inputs, targets, classes = stored["inputs"], stored["targets"], int(stored["classes"])
+    except (StorageError, InputError, KeyError, ValueError, RuntimeError) as error:
         raise StorageError(
-            f"expected md5 {md5} of {file}, found {found}: it was damaged after its download; download it again "
+            f"{path} was damaged after its download ({first_line(error)}): delete it, and download it again "
             "(download=True, on the command line --download)"
-        )
-    return _parts(file, description, target, name)
+        ) from error
+    return Parts(name, (inputs, targets), None, classes or None)
 
 
-def _number(name: str, folder: Path, address: str, download: bool) -> str:
-    """The number of the oldest active version."""
-    listed = folder / f"name-{quote(name, safe='')}.json"
-    url = f"{address}/api/v1/json/data/list/data_name/{quote(name, safe='')}/status/active"
-    _ensure(listed, url, download, f"openml/{name}")
+def _keep(path: Path, inputs: Tensor, targets: Tensor, classes: int) -> None:
+    import numpy as np
+
+    make_folder(path.parent)
+    arrays = {"inputs": inputs.numpy(), "targets": targets.numpy(), "classes": np.array(classes)}
+    publish(path, lambda file: np.savez(file, **arrays), replace=True)  # type: ignore[arg-type]  # numpy's stubs
+
+
+def _fetch(name: str) -> Any:
+    """The set as scikit-learn gives it; categories of inputs are numbered."""
+    from sklearn.datasets import fetch_openml
+
+    which: dict[str, Any] = {"data_id": int(name)} if name.isdecimal() else {"name": name}
     try:
-        found = _json(listed)["data"]["dataset"]
-        number = int(min(found, key=lambda row: int(row["version"]))["did"])
-        if not 0 <= number < _NUMBERS:
-            raise ValueError(f"{number} is no number of a data set")
-        return str(number)
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise _strange(listed, "a list of data sets") from error
-
-
-def _ensure(path: Path, url: str, download: bool, name: str, md5: str | None = None) -> None:
-    """Have the file in the cache."""
-    if path.is_file():
-        return
-    if not download:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of several versions of a name, which are meant
+            return fetch_openml(**which, data_home=cache_folder(), as_frame=False, parser="liac-arff")
+    except HTTPError as error:
+        if error.code in _UNKNOWN:
+            raise InputError(
+                f"OpenML has no active data set {name!r} (HTTP {error.code}): check the name or number"
+            ) from error
+        raise StorageError(f"expected openml/{name}, found HTTP {error.code}: try again later") from error
+    except (URLError, TimeoutError, ConnectionError, HTTPException) as error:
         raise StorageError(
-            f"expected {name} in the cache, found no {path}: allow its download (download=True, on the command line "
-            "--download)"
-        )
-    try:
-        fetch(url, path, md5=md5, **({} if path.suffix == ".arff" else {"largest": _ANSWER}))
-    except InputError as error:
-        raise InputError(f"OpenML has no active data set {name.removeprefix('openml/')!r} ({error})") from error
-
-
-def _description(about: Path) -> dict[str, Any]:
-    found = _json(about).get("data_set_description")
-    if not isinstance(found, dict) or not isinstance(found.get("url"), str):
-        raise _strange(about, "a description with an address")
-    if "arff" not in str(found.get("format", "arff")).lower():
+            f"expected an answer from OpenML, found none ({first_line(error)}): connect to the network, or copy "
+            f"{cache_folder()} from a machine that has it; digits needs no download"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:  # what it cannot read, does not know, or received damaged
         raise InputError(
-            f"expected a table in ARFF, found {found['format']} for {found.get('name')}: convert it and give it as .npz"
+            f"scikit-learn cannot read openml/{name} ({first_line(error)}): check the name, or convert the table and "
+            "give it as .npz"
+        ) from error
+
+
+def _examples(table: Any, where: str) -> tuple[Tensor, Tensor, int]:
+    """Inputs float32 (n, columns), one column per category; class numbers int64 (n,) or values float32 (n, outputs).
+
+    Classes are numbered in the order of their numbers, if these are all numbers, or of their names. The last value is
+    how many there are, 0 for values.
+    """
+    import numpy as np
+
+    levels = [len((table.categories or {}).get(name) or ()) for name in table.feature_names]
+    check_columns(table.data.shape[0], sum(max(1, count) for count in levels), where)
+    values = torch.from_numpy(np.asarray(table.data.toarray() if hasattr(table.data, "toarray") else table.data, float))
+    if not values.shape[1] or table.target is None or not len(values):
+        raise InputError(f"expected inputs and a target in {where}, found {len(levels)} inputs: give a table as .npz")
+    if not bool(values.isfinite().all()):
+        missing = [name for name, column in zip(table.feature_names, values.T, strict=True) if column.isnan().any()]
+        raise InputError(
+            f"expected a value everywhere in {where}, found gaps in {', '.join(missing[:3])}: fill them or leave such "
+            "rows out, and give the table as .npz"
         )
-    return found
+    columns = [
+        torch.nn.functional.one_hot(column.long(), count).float() if count else column.float()[:, None]
+        for column, count in zip(values.T, levels, strict=True)
+    ]
+    goal = np.asarray(table.target)
+    if goal.dtype.kind in "fiu":
+        return torch.cat(columns, 1), torch.from_numpy(goal.astype("float32")).reshape(len(values), -1), 0
+    if goal.ndim > 1 and goal.shape[1] > 1:
+        raise InputError(
+            f"expected one category or several numbers to predict in {where}, found {goal.shape[1]} targets: give the "
+            "table as .npz"
+        )
+    names = [str(name) for name in goal.reshape(-1)]
+    number = {name: place for place, name in enumerate(sorted(set(names), key=_level_key))}
+    return torch.cat(columns, 1), torch.tensor([number[name] for name in names]), len(number)
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _level_key(name: str) -> tuple[float, str]:
+    """Sort "10" after "9", and names after numbers.
+
+    >>> sorted(["10", "9", "b", "a"], key=_level_key)
+    ['9', '10', 'a', 'b']
+    """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise _strange(path, "JSON") from error
-    if not isinstance(found, dict):
-        raise _strange(path, "JSON of an answer")
-    return found
-
-
-def _strange(path: Path, wanted: str) -> StorageError:
-    path.unlink(missing_ok=True)  # kept, it would be believed again
-    return StorageError(f"expected {wanted} from the server, found something else: try again later")
-
-
-def _parts(file: Path, description: dict[str, Any], target: str | None, name: str) -> Parts:
-    goal = target or description.get("default_target_attribute")
-    if not isinstance(goal, str) or not goal:
-        raise InputError(f"openml/{name} does not say what to predict: give target=, the name of an attribute")
-    skipped = [text for key in ("ignore_attribute", "row_id_attribute") for text in _texts(description.get(key))]
-    with file.open(encoding="utf-8", errors="surrogateescape") as lines:  # levels stay different
-        inputs, targets, classes = read_table(lines, goal, str(file), skipped)
-    return Parts(str(description.get("name") or name), (inputs, targets), None, classes)
-
-
-def _texts(value: Any) -> list[str]:
-    """One name, several, or none; OpenML also writes several into one text."""
-    if isinstance(value, str):
-        return [value, *value.split(",")]
-    return [str(item) for item in value] if isinstance(value, list) else []
+        return float(name), name
+    except ValueError:
+        return float("inf"), name

@@ -51,7 +51,7 @@ def read_table(path: Path, split: int = 0, checksums: Mapping[str, str] | None =
     if not splits:
         return Parts(path.stem, (inputs, targets), None, classes)
     if split >= splits:
-        raise InputError(f"{path.stem} has {splits} splits, numbered from 0, found split {split}: choose one of them")
+        raise InputError(f"{path.stem} has {splits} splits, found split {split}: give a number from 0 to {splits - 1}")
     train, test = ((inputs[part], targets[part]) for part in _rows(stored, split, path))
     return Parts(path.stem, train, test, classes, splits)
 

@@ -636,6 +636,7 @@ def one_tensor(model: nn.Module, result: Any) -> Tensor:
 
 
 Result = TypeVar("Result")
+BlockPass = Callable[[Mapping[str, Tensor], Call], Result]
 Pass = Callable[[Mapping[str, Tensor], Call], Tensor]  # (stacked members, arguments) -> (members, batch, ...)
 
 
@@ -647,11 +648,7 @@ class Vectorised(Generic[Result]):
         alone: each by itself, right for every model.
     """
 
-    def __init__(
-        self,
-        together: Callable[[Mapping[str, Tensor], Call], Result],
-        alone: Callable[[Mapping[str, Tensor], Call], Result],
-    ) -> None:
+    def __init__(self, together: BlockPass[Result], alone: BlockPass[Result]) -> None:
         """Try `together` first."""
         self.together, self.alone = together, alone
         self._refused = False

@@ -1,10 +1,21 @@
 """Where work runs: executors in this process, in several processes, on Ray."""
 
-from onebasin.parallel.choose import ExecutionOptions, MemoryNeeds, execution_options_of, executor_for, open_executor
-from onebasin.parallel.executor import Executor, SerialExecutor
+from onebasin.parallel.executor import (
+    ExecutionOptions,
+    Executor,
+    MemoryNeeds,
+    SerialExecutor,
+    execution_options_of,
+    executor_for,
+    one_thread,
+    open_executor,
+    threads_for,
+)
 from onebasin.parallel.progress import Progress
-from onebasin.parallel.serialize import as_arrived, settled, travel_by_value
-from onebasin.parallel.threads import one_thread, threads_for
+from onebasin.parallel.serialize import align_tensors, pickle_by_value, serialized_copy
+
+# Old names, until the branches are merged.
+as_arrived, settled, travel_by_value = serialized_copy, align_tensors, pickle_by_value
 
 __all__ = [
     "ExecutionOptions",
@@ -12,12 +23,12 @@ __all__ = [
     "MemoryNeeds",
     "Progress",
     "SerialExecutor",
-    "as_arrived",
+    "align_tensors",
     "execution_options_of",
     "executor_for",
     "one_thread",
     "open_executor",
-    "settled",
+    "pickle_by_value",
+    "serialized_copy",
     "threads_for",
-    "travel_by_value",
 ]

@@ -1,23 +1,27 @@
-"""Work that is done here and now."""
+"""Where work on a population runs: the Executor protocol, the executor of this process, and how one is chosen."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, Self, TypeVar
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Protocol, Self, TypedDict, TypeVar, cast
 
-from onebasin.parallel.threads import one_thread
+import torch
 
-# ----------------------------------------------------------------------
-# What every backend can do.
-
+from onebasin.errors import InputError
 
 Shared = TypeVar("Shared")
 Shard = TypeVar("Shard")
 Result = TypeVar("Result")
 
+_LOCK = threading.Lock()
+_THREADS: list[int] = []  # the number of threads before each block of `one_thread` that is open
+_WIDE = 512  # from so many units on matrix products outweigh the waiting
+
 
 class Executor(Protocol):
-    """Somebody who works on shards.
+    """Calls a function on many shards, in order.
 
     Attributes:
         workers: how many shards are worked on at once.
@@ -35,29 +39,25 @@ class Executor(Protocol):
     ) -> Iterator[Result]:
         """Yield function(shared, shard) of one shard after the other, in their order.
 
-        Shards are asked for a few ahead of what is worked on, and never all at once. Who stops asking for results
-        stops the work.
+        Shards are asked for a few ahead of what is worked on, and never all at once. Closing the iterator stops the
+        work.
 
         Args:
-            function: what is done. It must not change `shared`, and it gives the same result when it is called twice:
-                the shards of a worker that died are given to another.
-            shards: what it is done to.
-            shared: sent once to every worker, not with every shard.
-            idle: called a few times per second while this process waits for others.
+            function: it must not change `shared`, and must give the same result when it is called twice: the shards
+                of a worker that died are given to another.
+            shards: second argument of each call.
+            shared: first argument of every call, sent once to every worker.
+            idle: called a few times per second while this process waits for workers.
         """
 
     def close(self) -> None:
-        """Send the workers home."""
+        """End the workers."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-# ----------------------------------------------------------------------
-# Work that is done here and now.
 
 
 class SerialExecutor(Executor):
@@ -77,16 +77,121 @@ class SerialExecutor(Executor):
         shared: Shared,
         idle: Callable[[], None] | None = None,
     ) -> Iterator[Result]:
-        """Call the function when a result is asked for; nobody ever waits."""
-        waiting = iter(shards)
+        """Call the function when a result is asked for; `idle` is never called."""
+        remaining = iter(shards)
         while True:
-            with one_thread():  # as everywhere: sums of matrix products may depend on how threads share them
+            with one_thread():  # as in every worker: sums of matrix products may depend on how threads share them
                 try:
-                    shard = next(waiting)
+                    shard = next(remaining)
                 except StopIteration:
                     return
                 result = function(shared, shard)
             yield result
 
     def close(self) -> None:
-        """There is nobody to send home."""
+        """Do nothing: there are no workers."""
+
+
+class ExecutionOptions(TypedDict, total=False):
+    """Where an operation on a population runs; all optional, and without effect on its result.
+
+    Attributes:
+        workers: processes on this machine, each with one thread (1); on a cluster, shards worked on at once (all
+            processors).
+        executor: "local" to start Ray on this machine, the address of a Ray cluster to join, or an open `Executor`.
+    """
+
+    workers: int
+    executor: str | Executor
+    memory: int | str  # ignored, until the branches are merged
+
+
+class MemoryNeeds(TypedDict):
+    """Ignored; until the branches are merged."""
+
+    each: int
+    here: int
+
+
+def execution_options_of(options: Mapping[str, Any]) -> ExecutionOptions:
+    """The entries of `options` that say where work runs.
+
+    >>> execution_options_of({"workers": 2, "seed": 0})
+    {'workers': 2}
+    """
+    return cast(
+        "ExecutionOptions", {name: value for name, value in options.items() if name in ExecutionOptions.__annotations__}
+    )
+
+
+def open_executor(workers: int | None = None, executor: str | None = None) -> Executor:
+    """Open an executor, to be closed by its caller or by a `with` block.
+
+    >>> with open_executor() as executor:
+    ...     executor.workers
+    1
+
+    Args:
+        workers: processes; with `executor` shards worked on at once, by default one per processor.
+        executor: "local", or the address of a Ray cluster; None for processes of this machine.
+    """
+    if workers is not None and (not isinstance(workers, int) or workers < 1):
+        raise InputError(
+            f"expected a whole number of at least 1 worker, found {workers!r}: leave workers out to work in this "
+            "process"
+        )
+    if executor is not None:
+        from onebasin.parallel.ray import RayExecutor
+
+        return RayExecutor(executor, workers)
+    if workers is None or workers == 1:
+        return SerialExecutor()
+    from onebasin.parallel.processes import ProcessExecutor
+
+    return ProcessExecutor(workers)
+
+
+@contextmanager
+def executor_for(options: Mapping[str, Any], *, each: int = 0, here: int = 0) -> Iterator[Executor]:
+    """Yield the executor that `options["workers"]` and `options["executor"]` ask for.
+
+    One that was open before stays open. `each` and `here` are ignored, until the branches are merged.
+    """
+    given, workers = options.get("executor"), options.get("workers")
+    if given is not None and not isinstance(given, str):
+        yield given
+        return
+    with open_executor(workers, given) as executor:
+        yield executor
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread until the last such block ends; results do not change.
+
+    Torch splits an operation over threads from a few thousand numbers on, and waits for the slowest. For thousands of
+    operations of microseconds each this gains little on an idle machine, and on a busy one every wait can cost
+    milliseconds: balancing was seen to take fifteen times as long.
+
+    >>> before = torch.get_num_threads()
+    >>> with one_thread():
+    ...     torch.get_num_threads()
+    1
+    >>> torch.get_num_threads() == before
+    True
+    """
+    with _LOCK:
+        _THREADS.append(torch.get_num_threads())
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            before = _THREADS.pop()  # they are alike but for the first, which is popped last
+            if not _THREADS:
+                torch.set_num_threads(before)
+
+
+def threads_for(units: int) -> AbstractContextManager[None]:
+    """A block with one thread while the widest space is narrow, with all of them for wide ones."""
+    return nullcontext() if units >= _WIDE else one_thread()

@@ -16,43 +16,42 @@ from typing import Any
 
 from onebasin.errors import DiskError, first_line
 from onebasin.parallel.serialize import pack_error, work
-from onebasin.parallel.workers import Errands, WorkerDied
+from onebasin.parallel.workers import WorkerDied, WorkerPool
 
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _SHORT = 2048  # bytes of a result; with what is around it no more than the 4,096 that a pipe takes as a whole
 _SECONDS, _GRACE = 1.0, 10.0  # between two looks for the parent, and after it is gone
 
 
-class Processes(Errands):
-    """Workers of one thread each.
+class ProcessExecutor(WorkerPool):
+    """Processes of one thread each.
 
-    What all of them need, and what they make, is laid into a private folder, which is deleted at the end.
+    What all of them need, and large results, are files in a private folder, which is deleted at the end.
     """
 
     def __init__(self, workers: int) -> None:
-        """Processes are started with the first shard."""
         super().__init__(workers)
         with _folder_errors():
             self._folder = tempfile.TemporaryDirectory(prefix="onebasin-")
         self._pool: Any = None
 
     def broadcast(self, content: bytes) -> str:
-        """Write it into a file."""
-        return _lay(self._folder.name, content)
+        """Write the bytes into a file."""
+        return _write(self._folder.name, content)
 
-    def forget(self, place: str) -> None:
-        """Delete the file; who has read it keeps what was in it."""
-        Path(place).unlink(missing_ok=True)
+    def forget(self, address: str) -> None:
+        """Delete the file."""
+        Path(address).unlink(missing_ok=True)
 
-    def send(self, function: str, shared: str, parcel: bytes) -> Any:
-        """Submit it; a pool that has lost a worker is replaced by a new one."""
+    def send(self, function: str, shared: str, payload: bytes) -> Any:
+        """Submit a shard; a pool that has lost a worker is replaced by a new one."""
         from joblib.externals.loky.process_executor import BrokenProcessPool
 
         with self._lock:
-            pool = self._pool = self._pool or self._opened()
+            pool = self._pool = self._pool or self._start_pool()
             try:
-                with _deaf():  # the first shard starts the processes
-                    return pool, pool.submit(_work, self._folder.name, function, shared, parcel)
+                with _without_sigint():  # the first shard starts the processes
+                    return pool, pool.submit(_work, self._folder.name, function, shared, payload)
             except BrokenProcessPool as error:
                 self._end(pool)
                 raise WorkerDied(first_line(error)) from error
@@ -78,12 +77,12 @@ class Processes(Errands):
         if isinstance(content, bytes):
             return content
         with _folder_errors():
-            found = _read(content)
+            result = _read(content)
         self.forget(content)
-        return found
+        return result
 
     def cancel(self, ticket: Any) -> None:
-        """Cancel a future; what has begun is finished."""
+        """Cancel a future that has not begun."""
         ticket[1].cancel()
 
     def close(self) -> None:
@@ -92,46 +91,46 @@ class Processes(Errands):
             self._end(self._pool)
         self._folder.cleanup()
 
-    def _opened(self) -> Any:
+    def _start_pool(self) -> Any:
         from multiprocessing import resource_tracker
 
         from joblib.externals.loky.backend import resource_tracker as loky_tracker
         from joblib.externals.loky.process_executor import ProcessPoolExecutor
 
         for tracker in (resource_tracker, loky_tracker):
-            tracker.ensure_running()  # started later, it would let Ctrl-C through again, see `_deaf`
+            tracker.ensure_running()  # started later, it would let Ctrl-C through again, see `_without_sigint`
         return ProcessPoolExecutor(
             self.workers,
             timeout=None,
-            initializer=_start,
+            initializer=_start_worker,
             initargs=(os.getpid(), self._folder.name),
             env=dict.fromkeys(_THREADS, "1"),
         )
 
     def _end(self, pool: Any) -> None:
-        """End a pool; of the shards that it had, others may have gone to its successor already."""
+        """End a pool, unless another one has taken its place already."""
         with self._lock:
             if pool is self._pool:
                 self._pool = None
                 pool.shutdown(wait=True, kill_workers=True)
 
 
-def _work(folder: str, function: str, shared: str, parcel: bytes) -> bytes | str:
+def _work(folder: str, function: str, shared: str, payload: bytes) -> bytes | str:
     """Run in a worker: the result, or the file that holds it.
 
-    A worker that is killed in the middle of a message would leave everybody else waiting for the rest of it. A short
+    A worker that is killed in the middle of a message would leave all others waiting for the rest of it. A short
     one is written to a pipe as a whole or not at all.
     """
-    content = work(_read, function, shared, parcel)
+    content = work(_read, function, shared, payload)
     if len(content) <= _SHORT:
         return content
     try:
-        return _lay(folder, content)
+        return _write(folder, content)
     except DiskError as error:
         return pack_error(error)
 
 
-def _lay(folder: str, content: bytes) -> str:
+def _write(folder: str, content: bytes) -> str:
     """Write a new file."""
     with _folder_errors():
         number, path = tempfile.mkstemp(dir=folder)
@@ -142,7 +141,7 @@ def _lay(folder: str, content: bytes) -> str:
 
 @contextmanager
 def _folder_errors() -> Iterator[None]:
-    """Say which folder it is that refuses."""
+    """Raise errors of the temporary folder as `DiskError` with a remedy."""
     try:
         yield
     except OSError as error:
@@ -153,8 +152,8 @@ def _folder_errors() -> Iterator[None]:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Start processes that do not hear Ctrl-C, not even before they can say so; ours is heard at the end."""
+def _without_sigint() -> Iterator[None]:
+    """Block SIGINT: processes that are started inside ignore Ctrl-C from their first instruction on."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -169,7 +168,7 @@ def _read(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
-def _follow(parent: int, folder: str) -> None:
+def _end_with_parent(parent: int, folder: str) -> None:
     """End this process some seconds after its parent was killed: until then it may write what it has."""
     while os.getppid() == parent:
         time.sleep(_SECONDS)
@@ -178,18 +177,18 @@ def _follow(parent: int, folder: str) -> None:
     os._exit(1)
 
 
-def _start(parent: int, folder: str) -> None:
-    """Begin a worker's life; it ends with that of its parent, which is gone already if another has adopted us."""
-    threading.Thread(target=_follow, args=(parent, folder), daemon=True).start()
+def _start_worker(parent: int, folder: str) -> None:
+    """Prepare a new worker, which ends after its parent does."""
+    threading.Thread(target=_end_with_parent, args=(parent, folder), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
-    _unshare_progress()
+    _unshare_tqdm_lock()
     # Where psutil is installed, loky ends workers that have grown by 300 MB, which for us is a block of networks.
     executor = sys.modules.get("joblib.externals.loky.process_executor")
     if executor is not None:
         executor._USE_PSUTIL = False  # type: ignore[attr-defined]
 
 
-def _unshare_progress() -> None:
+def _unshare_tqdm_lock() -> None:
     """Give tqdm, with which torch compiles, a lock of this process only.
 
     By default it makes one between processes, a semaphore of the system, which a worker that is killed leaves behind:

@@ -1,4 +1,7 @@
-"""What must be done to things so that they are the same here and where they travel to."""
+"""How functions, models and tensors are sent to a worker and back: pickled, between processes of one user.
+
+Nothing of this is ever read from or written to a file that outlives the processes.
+"""
 
 from __future__ import annotations
 
@@ -16,75 +19,73 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_map
 
-# ----------------------------------------------------------------------
-# How work travels to a worker and back: pickled, between processes of one user, and never from or into their fi
-
-
-_KEPT: OrderedDict[str, Any] = OrderedDict()  # what a worker was sent for many shards: name -> value
-_MOST = 4  # functions and shared values that are kept
+_CACHE: OrderedDict[str, Any] = OrderedDict()  # in a worker: what it was sent for many shards, name -> value
+_CACHED = 4  # functions and shared values in the cache
+_ALIGNED = 64  # bytes: where torch begins the memory of a tensor on a processor
+_Value = TypeVar("_Value")
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # not annotated
-    """Knows tensors, and modules whose weights are computed."""
+    """Pickles tensors by their bytes, and modules whose weights are computed."""
 
-    def reducer_override(self, thing: Any) -> Any:
-        """How one object travels."""
-        if type(thing) is Tensor and _plain(thing):
-            raw: Any = thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-            return _tensor, (pickle.PickleBuffer(raw), thing.dtype, tuple(thing.shape))
-        if isinstance(thing, nn.Module) and is_parametrized(thing):  # which torch refuses: its class has no name
-            return copyreg.__newobj__, (type(thing),), vars(thing)  # type: ignore[attr-defined]  # not in typeshed
-        return super().reducer_override(thing)
+    def reducer_override(self, value: Any) -> Any:
+        """How one object is pickled."""
+        if type(value) is Tensor and _is_plain(value):
+            raw: Any = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+            return _tensor, (pickle.PickleBuffer(raw), value.dtype, tuple(value.shape))
+        if isinstance(value, nn.Module) and is_parametrized(value):  # which torch refuses: its class has no name
+            return copyreg.__newobj__, (type(value),), vars(value)  # type: ignore[attr-defined]  # not in typeshed
+        return super().reducer_override(value)
 
 
-def _plain(tensor: Tensor) -> bool:
+def _is_plain(tensor: Tensor) -> bool:
     ordinary = tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.requires_grad
     return ordinary and not tensor.is_quantized and not tensor.is_conj() and not tensor.is_neg()
 
 
 def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    made = torch.empty(shape, dtype=dtype)
-    if made.numel():
-        made.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(raw, dtype=torch.uint8))
-    return made
+    tensor = torch.empty(shape, dtype=dtype)
+    if tensor.numel():
+        tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(raw, dtype=torch.uint8))
+    return tensor
 
 
-def pack(thing: Any) -> bytes:
-    """The bytes that travel.
+def pack(value: Any) -> bytes:
+    """The bytes that are sent for a value.
 
     >>> stack = torch.zeros(1000, 1000)
     >>> len(pack(stack[0])) < 5000, unpack(pack(stack[0])).shape
     (True, torch.Size([1000]))
     """
     file = io.BytesIO()
-    _Pickler(file, protocol=5).dump(thing)
+    _Pickler(file, protocol=5).dump(value)
     return file.getvalue()
 
 
 def unpack(content: bytes | memoryview) -> Any:
-    """What was packed."""
+    """The value that was packed."""
     return pickle.loads(content)
 
 
 def work(fetch: Callable[[str], bytes | memoryview], function: str, shared: str, shard: bytes) -> bytes:
-    """Run in a worker: fetch what is not known yet, work on a shard, and pack the result or the error.
+    """Run in a worker: call a function on a shard, and pack the result or the error.
 
     Args:
-        fetch: gives the bytes behind a name.
-        function: the name of what is to be done.
-        shared: the name of what it needs beside the shard.
-        shard: packed.
+        fetch: gives the bytes behind a name, where the worker does not have their value yet.
+        function: name of the function.
+        shared: name of its first argument.
+        shard: its second argument, packed.
     """
     torch.set_num_threads(1)
     try:
-        what, beside = (_kept(name, fetch) for name in (function, shared))
-        return pack((what(beside, unpack(shard)), None))
+        callee, first = (_cached(name, fetch) for name in (function, shared))
+        return pack((callee(first, unpack(shard)), None))
     except Exception as error:
         return pack_error(error)
 
 
 def pack_error(error: Exception) -> bytes:
-    """An error in the place of a result; of one that cannot travel, or does not arrive, what it says."""
+    """An error in the place of a result; its text alone where it cannot be pickled and unpickled."""
     try:
         content = pack((None, error))
         unpack(content)  # Python makes an error anew of its message alone, which some classes do not take
@@ -93,13 +94,13 @@ def pack_error(error: Exception) -> bytes:
     return content
 
 
-def _kept(name: str, fetch: Callable[[str], bytes | memoryview]) -> Any:
-    if name not in _KEPT:
-        while len(_KEPT) >= _MOST:
-            _KEPT.popitem(last=False)
-        _KEPT[name] = unpack(fetch(name))
-    _KEPT.move_to_end(name)
-    return _KEPT[name]
+def _cached(name: str, fetch: Callable[[str], bytes | memoryview]) -> Any:
+    if name not in _CACHE:
+        while len(_CACHE) >= _CACHED:
+            _CACHE.popitem(last=False)
+        _CACHE[name] = unpack(fetch(name))
+    _CACHE.move_to_end(name)
+    return _CACHE[name]
 
 
 def result_of(content: bytes) -> Any:
@@ -110,44 +111,36 @@ def result_of(content: bytes) -> Any:
     return result
 
 
-# ----------------------------------------------------------------------
-# What must be done to things so that they are the same here and where they travel to.
+def pickle_by_value(module: ModuleType) -> None:
+    """Send classes and functions of a module as their code: workers cannot import it by its name.
 
-
-_ALIGNED = 64  # bytes: where torch begins the memory of a tensor on a processor
-_Thing = TypeVar("_Thing")
-
-
-def travel_by_value(module: ModuleType) -> None:
-    """Let classes and functions of a module travel as their code: workers cannot import it by its name.
-
-    For modules that were executed from a file that somebody named. (Those of `__main__` travel like this anyway.)
+    For modules that were executed from a file. (Those of `__main__` are sent like this anyway.)
     """
     cloudpickle.register_pickle_by_value(module)
 
 
-def as_arrived(thing: _Thing) -> _Thing:
+def serialized_copy(value: _Value) -> _Value:
     """A copy as a worker gets it.
 
     Work that is done here on what lies in a file, or in the middle of a larger tensor, may round differently.
     """
-    arrived: _Thing = unpack(pack(thing))
-    return arrived
+    copy: _Value = unpack(pack(value))
+    return copy
 
 
-def settled(things: _Thing) -> _Thing:
+def align_tensors(values: _Value) -> _Value:
     """Tensors in tuples, lists and dicts as they lie in the memory of a worker; copied only where they do not.
 
     >>> whole = torch.zeros(3)
-    >>> whole[1:].is_set_to(settled(whole[1:])), whole.is_set_to(settled(whole))
+    >>> whole[1:].is_set_to(align_tensors(whole[1:])), whole.is_set_to(align_tensors(whole))
     (False, True)
     """
-    found: _Thing = tree_map(_settled, things)
-    return found
+    aligned: _Value = tree_map(_align, values)
+    return aligned
 
 
-def _settled(thing: Any) -> Any:
-    if type(thing) is not Tensor or thing.device.type != "cpu" or thing.layout is not torch.strided:
-        return thing
-    fits = thing.is_contiguous() and thing.data_ptr() % _ALIGNED == 0
-    return thing.detach() if fits else thing.detach().clone(memory_format=torch.contiguous_format)
+def _align(value: Any) -> Any:
+    if type(value) is not Tensor or value.device.type != "cpu" or value.layout is not torch.strided:
+        return value
+    fits = value.is_contiguous() and value.data_ptr() % _ALIGNED == 0
+    return value.detach() if fits else value.detach().clone(memory_format=torch.contiguous_format)

@@ -1,6 +1,6 @@
-"""Shards that are given away: kept in order, given again when a worker dies.
+"""A pool of other processes: results in order, shards sent again when a worker dies.
 
-A backend says how something is sent to all workers, how a shard is sent to one, and what came of it. The rest is here.
+A subclass says how bytes are sent to all workers, how a shard is sent to one, and how its result is fetched.
 """
 
 from __future__ import annotations
@@ -19,60 +19,52 @@ from onebasin.errors import ClusterError, InputError
 from onebasin.parallel.executor import Executor, Result, Shard, Shared
 from onebasin.parallel.serialize import pack, result_of
 
-# ----------------------------------------------------------------------
-# What torch was told in this process and what changes numbers: workers are told the same before they work.
+DEATHS = 3  # workers that may die before a shard is finished: one may be bad luck, four are the shard's fault
+_AHEAD = 2  # shards per worker that wait or are worked on
+_FUNCTIONS = 2  # functions whose copies in the workers are kept for the next call
+_SECONDS = 0.1  # between two calls of `idle`
 
 
 @dataclass(frozen=True)
-class Circumstances:
-    """Settings of torch.
+class TorchSettings:
+    """Global settings of torch that change numbers; workers get those of this process before they work.
 
     Attributes:
-        dtype: of tensors of which none is said.
+        dtype: default dtype of new tensors.
         precision: of products of matrices in float32.
         deterministic: whether only deterministic algorithms may be used.
-        automatic: the dtype of an `autocast` on the processor, None outside of one.
+        autocast: the dtype of an `autocast` on the processor, None outside of one.
     """
 
     dtype: torch.dtype
     precision: str
     deterministic: bool
-    automatic: torch.dtype | None
+    autocast: torch.dtype | None
 
     @classmethod
-    def here(cls) -> Self:
-        """Those of this process."""
-        automatic = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+    def current(cls) -> Self:
+        """The settings of this process."""
+        autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         deterministic = torch.are_deterministic_algorithms_enabled()
-        return cls(torch.get_default_dtype(), torch.get_float32_matmul_precision(), deterministic, automatic)
+        return cls(torch.get_default_dtype(), torch.get_float32_matmul_precision(), deterministic, autocast)
 
 
 @dataclass(frozen=True, eq=False)
-class UnderThese:
-    """A function, and the circumstances under which a worker calls it; the worker keeps them until the next call."""
+class FunctionWithSettings:
+    """A function that a worker calls under given settings of torch, which stay until the next call."""
 
     function: Callable[[Any, Any], Any]
-    circumstances: Circumstances
+    settings: TorchSettings
 
     def __call__(self, shared: Any, shard: Any) -> Any:
-        """Call it."""
-        given = self.circumstances
-        torch.set_default_dtype(given.dtype)
-        torch.set_float32_matmul_precision(given.precision)
-        if given.deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports half of torch
-            torch.use_deterministic_algorithms(given.deterministic)
-        with torch.autocast("cpu", dtype=given.automatic or torch.bfloat16, enabled=given.automatic is not None):
+        """Call the function."""
+        settings = self.settings
+        torch.set_default_dtype(settings.dtype)
+        torch.set_float32_matmul_precision(settings.precision)
+        if settings.deterministic != torch.are_deterministic_algorithms_enabled():  # the call imports half of torch
+            torch.use_deterministic_algorithms(settings.deterministic)
+        with torch.autocast("cpu", dtype=settings.autocast or torch.bfloat16, enabled=settings.autocast is not None):
             return self.function(shared, shard)
-
-
-# ----------------------------------------------------------------------
-# Shards that are given away: kept in order, given again when a worker dies.
-
-
-LIVES = 3  # workers that may die before a shard is finished: one may be bad luck, four are the shard's fault
-_AHEAD = 2  # shards per worker that wait or are worked on
-_FUNCTIONS = 2  # functions whose workers' copies are kept for the next call
-_SECONDS = 0.1  # between two calls of `idle`
 
 
 class WorkerDied(Exception):  # noqa: N818 - it happened; whether it is an error is decided here
@@ -80,41 +72,41 @@ class WorkerDied(Exception):  # noqa: N818 - it happened; whether it is an error
 
 
 @dataclass
-class _Errand:
-    parcel: bytes
+class _Task:
+    payload: bytes  # the shard, packed
     ticket: Any
-    content: bytes | None = None  # what came of it
+    content: bytes | None = None  # the result, packed
 
 
 @dataclass(eq=False)
-class _Known:
-    """A function that was sent: under which circumstances, where it is, and how many calls of `map` use it now."""
+class _SentFunction:
+    """A function that workers have: its settings, its address, and how many calls of `map` use it now."""
 
     function: Any
-    circumstances: Circumstances
-    place: Any
+    settings: TorchSettings
+    address: Any
     users: int = 0
 
 
-class Errands(Executor):
-    """A cluster of other processes."""
+class WorkerPool(Executor):
+    """An executor of other processes."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._known: list[_Known] = []
-        self._lock = threading.RLock()  # several threads may use one cluster
+        self._sent: list[_SentFunction] = []
+        self._lock = threading.RLock()  # several threads may use one pool
 
     @abstractmethod
     def broadcast(self, content: bytes) -> Any:
-        """Lay something where every worker finds it; return where."""
+        """Store bytes where every worker finds them; return their address."""
 
     @abstractmethod
-    def forget(self, place: Any) -> None:
-        """Nobody will ask for it any more."""
+    def forget(self, address: Any) -> None:
+        """Delete what was broadcast."""
 
     @abstractmethod
-    def send(self, function: Any, shared: Any, parcel: bytes) -> Any:
-        """Give a shard to a worker, together with two places; return a ticket."""
+    def send(self, function: Any, shared: Any, payload: bytes) -> Any:
+        """Give a shard to a worker, with the addresses of the function and its first argument; return a ticket."""
 
     @abstractmethod
     def ready(self, ticket: Any, seconds: float) -> bool:
@@ -122,7 +114,7 @@ class Errands(Executor):
 
     @abstractmethod
     def collect(self, ticket: Any) -> bytes:
-        """What the worker returned.
+        """The bytes that the worker returned.
 
         Raises:
             WorkerDied: nothing will come any more.
@@ -130,11 +122,11 @@ class Errands(Executor):
 
     @abstractmethod
     def cancel(self, ticket: Any) -> None:
-        """Nobody will collect it."""
+        """Drop a shard that is not worked on yet."""
 
     @abstractmethod
     def close(self) -> None:
-        """Send the workers home."""
+        """End the workers."""
 
     def map(
         self,
@@ -145,55 +137,56 @@ class Errands(Executor):
         idle: Callable[[], None] | None = None,
     ) -> Iterator[Result]:
         """See `Executor.map`."""
-        beside = self.broadcast(_packed(shared))
-        waiting: deque[_Errand] = deque()
+        argument = self.broadcast(_packed(shared))
+        waiting: deque[_Task] = deque()
         try:
-            with self._sent(function) as place:
+            with self._sent_function(function) as address:
                 for shard in shards:
-                    parcel = _packed(shard)
-                    waiting.append(_Errand(parcel, self._send_off((place, beside), parcel)))
+                    payload = _packed(shard)
+                    waiting.append(_Task(payload, self._send((address, argument), payload)))
                     if len(waiting) >= _AHEAD * self.workers:
-                        yield self._next(waiting, (place, beside), idle)
+                        yield self._next(waiting, (address, argument), idle)
                 while waiting:
-                    yield self._next(waiting, (place, beside), idle)
+                    yield self._next(waiting, (address, argument), idle)
         finally:
-            for errand in waiting:
-                self.cancel(errand.ticket)
-            self.forget(beside)
+            for task in waiting:
+                self.cancel(task.ticket)
+            self.forget(argument)
 
     @contextmanager
-    def _sent(self, function: Any) -> Iterator[Any]:
-        """Where workers find a function; one that was used just now is there already."""
-        now = Circumstances.here()
+    def _sent_function(self, function: Any) -> Iterator[Any]:
+        """The address of a function; one that was used just now is there already."""
+        settings = TorchSettings.current()
         with self._lock:
-            same = (known for known in self._known if known.function is function and known.circumstances == now)
-            known = next(same, None)
-            if known is None:
-                known = _Known(function, now, self.broadcast(_packed(UnderThese(function, now))))
-                self._known.append(known)
-            known.users += 1
+            same = (sent for sent in self._sent if sent.function is function and sent.settings == settings)
+            sent = next(same, None)
+            if sent is None:
+                address = self.broadcast(_packed(FunctionWithSettings(function, settings)))
+                sent = _SentFunction(function, settings, address)
+                self._sent.append(sent)
+            sent.users += 1
         try:
-            yield known.place
+            yield sent.address
         finally:
             with self._lock:
-                known.users -= 1
-                unused = [own for own in self._known if not own.users]
-                for own in unused[: max(0, len(self._known) - _FUNCTIONS)]:
-                    self._known.remove(own)
-                    self.forget(own.place)
+                sent.users -= 1
+                unused = [entry for entry in self._sent if not entry.users]
+                for entry in unused[: max(0, len(self._sent) - _FUNCTIONS)]:
+                    self._sent.remove(entry)
+                    self.forget(entry.address)
 
-    def _send_off(self, places: tuple[Any, Any], parcel: bytes) -> Any:
+    def _send(self, addresses: tuple[Any, Any], payload: bytes) -> Any:
         """Send a shard; a worker that dies meanwhile is replaced."""
-        for _ in range(LIVES):
+        for _ in range(DEATHS):
             try:
-                return self.send(*places, parcel)
+                return self.send(*addresses, payload)
             except WorkerDied as error:
                 died = error
         raise ClusterError(f"workers die as soon as they are started ({died}): look for a lack of memory") from died
 
-    def _next(self, waiting: deque[_Errand], places: tuple[Any, Any], idle: Callable[[], None] | None) -> Any:
+    def _next(self, waiting: deque[_Task], addresses: tuple[Any, Any], idle: Callable[[], None] | None) -> Any:
         """The result of the first shard."""
-        first, lives = waiting[0], LIVES
+        first, deaths = waiting[0], 0
         while first.content is None:
             while not self.ready(first.ticket, _SECONDS):
                 if idle is not None:
@@ -201,29 +194,29 @@ class Errands(Executor):
             try:
                 first.content = self.collect(first.ticket)
             except WorkerDied as error:
-                lives -= 1
-                if lives < 0:
+                deaths += 1
+                if deaths > DEATHS:
                     raise ClusterError(
-                        f"{LIVES + 1} workers died one after the other before a shard was finished ({error}): look for "
+                        f"{deaths} workers died one after the other before a shard was finished ({error}): look for "
                         "a lack of memory, use fewer workers, or workers=1 to see what happens"
                     ) from error
-                for errand in waiting:
-                    self._again(errand, places)
+                for task in waiting:
+                    self._send_again(task, addresses)
         waiting.popleft()
         return result_of(first.content)
 
-    def _again(self, errand: _Errand, places: tuple[Any, Any]) -> None:
+    def _send_again(self, task: _Task, addresses: tuple[Any, Any]) -> None:
         """After a worker died: take the result of a shard if it is there, else send the shard once more."""
-        if errand.content is None and self.ready(errand.ticket, 0):
+        if task.content is None and self.ready(task.ticket, 0):
             with suppress(WorkerDied):
-                errand.content = self.collect(errand.ticket)
-        if errand.content is None:
-            errand.ticket = self._send_off(places, errand.parcel)
+                task.content = self.collect(task.ticket)
+        if task.content is None:
+            task.ticket = self._send(addresses, task.payload)
 
 
-def _packed(thing: Any) -> bytes:
+def _packed(value: Any) -> bytes:
     try:
-        return pack(thing)
+        return pack(value)
     except Exception as error:
         raise InputError(
             f"several workers need a model and options that can be sent to another process, found one that cannot "

@@ -1,4 +1,6 @@
-"""Write networks as tar archives, in the layout of the "Checkpoints" data set of Laurent, Aldea & Franchi (2024).
+"""Networks in tar archives, read without unpacking to the disk, and written.
+
+Written in the layout of the "Checkpoints" data set of Laurent, Aldea & Franchi (2024):
 
 models/<name>/<name>-<first>-<last>.tgz     with name = <dataset>-<architecture>, as mnist-optunet
 <name>-<first>-<last>/<name>-<number>.safetensors     one network each, in half precision.
@@ -16,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -24,14 +26,12 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from onebasin.errors import InputError, StorageError, UnsafeFileError
-from onebasin.population.files import natural_key, own_names
-from onebasin.population.writer import Members
+from onebasin.population.files import natural_key, strip_prefix
 from onebasin.state import Spec, State, check_spec, spec_of
 from onebasin.storage import RATIO, TENSORS, is_usual, make_folder, publish, tar_files
 
-# ----------------------------------------------------------------------
-# Networks out of tar archives, in the order of the numbers in their names. Nothing is unpacked to the disk.
-
+if TYPE_CHECKING:
+    from onebasin.population.population import Population
 
 ARCHIVES = (".tgz", ".tar.gz", ".tar")
 BUFFER = 256 << 20  # bytes of members that came before their turn
@@ -46,8 +46,8 @@ def is_archive(path: Path) -> bool:
 
 def archive_paths(folder: Path) -> list[Path]:
     """List the archives of a folder, in natural order."""
-    found = [path for path in folder.iterdir() if is_archive(path) and path.is_file() and path.name[0] != "."]
-    return sorted(found, key=natural_key)
+    paths = [path for path in folder.iterdir() if is_archive(path) and path.is_file() and path.name[0] != "."]
+    return sorted(paths, key=natural_key)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def networks_in(
         UnsafeFileError: a member is a link, a device, a pickle, or leads out of its folder; or there is too much.
         SpecError: two networks differ.
     """
-    return _checked(_packed(Path(path), ratio), path, spec)
+    return _checked_states(_network_files(Path(path), ratio), path, spec)
 
 
 def contents_of(path: Path) -> Contents:
@@ -87,7 +87,7 @@ def contents_of(path: Path) -> Contents:
         UnsafeFileError: see `networks_in`.
     """
     sizes: dict[str, int] = {}
-    for name, content in _packed(path):
+    for name, content in _network_files(path):
         if name in sizes:
             raise StorageError(f"{path} holds member {name!r} twice, expected each name once: pack it again")
         sizes[name] = len(content)
@@ -99,7 +99,7 @@ def ordered_networks(
     path: Path, names: Sequence[str], *, spec: Spec | None = None, buffer: int = BUFFER
 ) -> Iterator[tuple[str, State]]:
     """Yield the networks of these names in this order, with at most `buffer` bytes and one network in memory."""
-    return _checked(in_order(lambda: _packed(path), names, buffer), path, spec)
+    return _checked_states(in_order(lambda: _network_files(path), names, buffer), path, spec)
 
 
 def in_order(
@@ -146,39 +146,39 @@ def stacked_archive(path: Path, expected: Spec | None, room: int) -> State:
         expected: see `networks_in`.
         room: bytes that they may take.
     """
-    found: list[tuple[str, State]] = []
+    networks: list[tuple[str, State]] = []
     for name, state in networks_in(path, spec=expected):
         room -= sum(value.nbytes for value in state.values())
         if room < 0:
             raise too_large(path)
-        found.append((name, state))
-    found.sort(key=lambda item: natural_key(PurePosixPath(item[0])))
-    states = [state for _, state in found]
-    del found
+        networks.append((name, state))
+    networks.sort(key=lambda item: natural_key(PurePosixPath(item[0])))
+    states = [state for _, state in networks]
+    del networks
     # Tensor by tensor, so that only one is in memory twice.
     return {name: torch.stack([state.pop(name) for state in states]) for name in list(states[0])}
 
 
 def too_large(path: Path | str) -> InputError:
-    """The sentence for archives that do not fit into memory."""
+    """The error for archives that do not fit into memory."""
     return InputError(
         f"{path} holds more than can be opened in memory, as archives are: stream it into a folder once, with "
         f"onebasin import '{path}' -o FOLDER, and open that"
     )
 
 
-def _packed(path: Path, ratio: float = RATIO) -> Iterator[tuple[str, bytes]]:
+def _network_files(path: Path, ratio: float = RATIO) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the networks of an archive, of which there is at least one."""
-    found = False
+    empty = True
     for name, content in tar_files(path, ratio=ratio):
         if _holds_network(name, f"member {name!r} of {path}"):
-            found = True
+            empty = False
             yield name, content
-    if not found:
+    if empty:
         raise StorageError(f"expected .safetensors files in {path}, found none: check the path")
 
 
-def _checked(
+def _checked_states(
     members: Iterable[tuple[str, bytes]], path: str | os.PathLike[str], spec: Spec | None
 ) -> Iterator[tuple[str, State]]:
     """Read members, which must agree with the spec or with the first."""
@@ -210,15 +210,15 @@ def _read(content: bytes, where: str, expected: Spec | None) -> State:
     try:
         names = _stored_names(content)
         loaded: Mapping[str, Tensor] = load(content)
-        found = {name: loaded[name] for name in names}
+        state = {name: loaded[name] for name in names}
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise StorageError(
             f"expected a whole safetensors file, but {where} ({len(content):,} bytes) is truncated or corrupt "
             f"({error}): copy the archive again from its source"
         ) from error
-    if not found:
+    if not state:
         raise StorageError(f"{where} holds no tensor: choose an archive with the weights of networks")
-    return {own: found[stored] for own, stored in own_names(found, expected).items()}
+    return {name: state[stored] for name, stored in strip_prefix(state, expected).items()}
 
 
 def _stored_names(content: bytes) -> list[str]:
@@ -238,15 +238,11 @@ def _stored_names(content: bytes) -> list[str]:
     return names
 
 
-# ----------------------------------------------------------------------
-# Write networks as tar archives, in the layout of the "Checkpoints" data set of Laurent, Aldea & Franchi (2024)
-
-
 PER_ARCHIVE = 1024  # networks, as published
 
 
 def write_archives(
-    population: Members,
+    population: Population,
     folder: str | os.PathLike[str],
     name: str,
     *,
@@ -256,14 +252,14 @@ def write_archives(
 ) -> list[Path]:
     """Write networks as `folder`/models/`name`/`name`-`first`-`last`.tgz, each archive whole or not at all.
 
-    The same networks give the same bytes, whenever and by whomever they are written.
+    The same networks always give the same bytes.
 
     Args:
         population: the networks.
-        folder: of the data set.
+        folder: folder of the data set.
         name: <dataset>-<architecture>, as "mnist-optunet".
-        per_archive: networks in each.
-        dtype: of floating-point tensors; None leaves theirs.
+        per_archive: networks in each archive.
+        dtype: dtype of floating-point tensors; None leaves theirs.
         first: number of the first network.
 
     Returns:
@@ -276,7 +272,7 @@ def write_archives(
     if not len(population) or per_archive < 1 or first < 0:
         raise InputError(
             f"expected at least one network, one per archive, and numbers from 0 on, found {len(population)}, "
-            f"{per_archive} and {first}: give others"
+            f"{per_archive} and {first}: leave per_archive and first out"
         )
     if not name or {PurePosixPath(name).name, PureWindowsPath(name).name} != {name} or name.startswith("."):
         raise InputError(
@@ -284,18 +280,18 @@ def write_archives(
         )
     target = Path(folder) / "models" / name
     make_folder(target)
-    made: list[Path] = []
+    archives: list[Path] = []
     contents = (_stored(state, dtype, number) for number, state in _members(population))
     for start in range(0, len(population), per_archive):
         last = min(start + per_archive, len(population)) - 1
         stem = f"{name}-{first + start}-{first + last}"
         names = [f"{stem}/{name}-{first + number}.safetensors" for number in range(start, last + 1)]
-        made.append(target / f"{stem}.tgz")
-        publish(made[-1], partial(_write, files=zip(names, contents, strict=False)), replace=True)
-    return made
+        archives.append(target / f"{stem}.tgz")
+        publish(archives[-1], partial(_write, files=zip(names, contents, strict=False)), replace=True)
+    return archives
 
 
-def _members(population: Members) -> Iterator[tuple[int, State]]:
+def _members(population: Population) -> Iterator[tuple[int, State]]:
     """Networks by number, read block by block."""
     for start, block in population.blocks():
         for row in range(len(next(iter(block.values())))):
@@ -304,7 +300,7 @@ def _members(population: Members) -> Iterator[tuple[int, State]]:
 
 def _stored(state: State, dtype: torch.dtype | None, number: int) -> bytes:
     """The content of a safetensors file."""
-    kept: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
     for name, value in state.items():
         narrow = value.to(dtype) if dtype is not None and value.is_floating_point() else value
         if not torch.equal(torch.isfinite(narrow), torch.isfinite(value)):
@@ -312,8 +308,8 @@ def _stored(state: State, dtype: torch.dtype | None, number: int) -> bytes:
                 f"tensor {name} of member {number} holds {float(value.abs().max()):.3g}, which {dtype} cannot: "
                 "give a wider dtype"
             )
-        kept[name] = narrow.detach().cpu().contiguous().clone()  # tensors that share memory are refused
-    return save(kept)
+        stored[name] = narrow.detach().cpu().contiguous().clone()  # tensors that share memory are refused
+    return save(stored)
 
 
 def _write(file: BinaryIO, files: Iterable[tuple[str, bytes]]) -> None:

@@ -1,4 +1,4 @@
-"""Read everything that a population's files hold, compare it with their checksums, and say what is whole.
+"""Inspect the files of a population: compare all bytes with their checksums, and say what is whole.
 
 Nothing is changed, and no more than a few megabytes are in memory at a time.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from onebasin.errors import SpecError, StorageError
 from onebasin.population.archive import is_archive, networks_in
 from onebasin.population.files import SUFFIXES, TORCH_SUFFIXES, network_paths, torch_sources
+from onebasin.population.member_storage import FileSource, Source
 from onebasin.population.shard import (
     MANIFEST,
     Manifest,
@@ -29,7 +30,6 @@ from onebasin.population.shard import (
     shard_of,
     shard_paths,
 )
-from onebasin.population.sources import FileSource, Source
 from onebasin.storage import (
     DAMAGED,
     NOTE,
@@ -46,7 +46,7 @@ _HEADER = 100 << 20  # bytes of a header at most, as in the format's own library
 
 
 def inspect_population(folder: Path) -> Iterator[Finding]:
-    """Look at the manifest and every shard of a population folder, at gaps, doubles, strangers and leftovers."""
+    """Look at the manifest and every shard of a population folder, at gaps, doubles, other files and leftovers."""
     manifest: Manifest | None = None
     try:
         manifest = read_manifest(folder)
@@ -54,9 +54,9 @@ def inspect_population(folder: Path) -> Iterator[Finding]:
     except StorageError as error:
         yield Finding(folder / MANIFEST, "manifest", DAMAGED, str(error))
     for path in shard_paths(folder):
-        found = finding_of(path, "shard", partial(_shard, path, manifest))
-        unread = found.kind == "shard" and found.members is None
-        yield replace(found, members=_claimed_members(path)) if unread else found
+        finding = finding_of(path, "shard", partial(_shard, path, manifest))
+        unread = finding.kind == "shard" and finding.members is None
+        yield replace(finding, members=_claimed_members(path)) if unread else finding
     yield from _gaps(folder)
     for path in network_paths(folder):
         if not shard_key(path):
@@ -82,10 +82,10 @@ def _gaps(folder: Path) -> Iterator[Finding]:
     for path in shard_paths(folder):
         sequence, writer = shard_key(path) or (0, "")
         numbers[writer].add(sequence)
-    for writer, found in sorted(numbers.items()):
-        missing = max(found) - min(found) + 1 - len(found)
+    for writer, present in sorted(numbers.items()):
+        missing = max(present) - min(present) + 1 - len(present)
         if missing:
-            first = next(number for number in range(min(found), max(found)) if number not in found)
+            first = next(number for number in range(min(present), max(present)) if number not in present)
             name = shard_name(first, writer)
             yield Finding(
                 folder / name,
@@ -110,7 +110,7 @@ def _claimed_members(path: Path) -> int | None:
 
 
 def inspect_file(path: Path) -> Finding:
-    """Look at one file of networks: a shard, a network of somebody else, or an archive."""
+    """Look at one file of networks: a shard, a network of another program, or an archive."""
     if is_archive(path):
         return finding_of(path, "archive", lambda: Finding(path, "archive", members=sum(1 for _ in networks_in(path))))
     if path.suffix.lower() in TORCH_SUFFIXES:

@@ -1,4 +1,4 @@
-"""Import networks that others saved: safetensors, and torch files without running their code."""
+"""Networks in files of other programs: safetensors, and torch files without running their code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import OnebasinError, StorageError, UnsafeFileError, first_line
-from onebasin.population.sources import FileSource, MemorySource, Source
+from onebasin.population.member_storage import FileSource, MemorySource, Source
 from onebasin.state import Spec, spec_of
 from onebasin.storage import TensorFile, check_plain, check_torch_file
 
@@ -43,16 +43,16 @@ def _piece_key(piece: str) -> tuple[int, str]:
 
 def network_paths(folder: Path) -> list[Path]:
     """List the files of a folder that may hold a network, in natural order."""
-    found = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
-    return sorted((path for path in found if path.is_file()), key=natural_key)
+    paths = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
+    return sorted((path for path in paths if path.is_file()), key=natural_key)
 
 
-def own_names(names: Iterable[str], expected: Iterable[str] | None = None) -> dict[str, str]:
+def strip_prefix(names: Iterable[str], expected: Iterable[str] | None = None) -> dict[str, str]:
     """Map clean names to stored ones: a wrapper's prefix that all names share is stripped.
 
     With `expected` names, any shared prefix is stripped that makes them agree, and none if they agree already.
 
-    >>> own_names(["module.fc.weight", "module.fc.bias"])
+    >>> strip_prefix(["module.fc.weight", "module.fc.bias"])
     {'fc.weight': 'module.fc.weight', 'fc.bias': 'module.fc.bias'}
     """
     names = list(names)
@@ -65,17 +65,17 @@ def own_names(names: Iterable[str], expected: Iterable[str] | None = None) -> di
                 return {other.removeprefix(prefix): other for other in names}
     prefix = ""
     while True:
-        found = [item for item in _WRAPPERS if names and all(name.startswith(prefix + item) for name in names)]
-        if not found:
+        wrappers = [item for item in _WRAPPERS if names and all(name.startswith(prefix + item) for name in names)]
+        if not wrappers:
             return {name.removeprefix(prefix): name for name in names}
-        prefix += found[0]
+        prefix += wrappers[0]
 
 
 def file_source(file: TensorFile, expected: Spec | None = None) -> tuple[Source, Spec]:
-    """Take a safetensors file of somebody else as one network; its tensors stay on the disk."""
+    """A safetensors file of another program as one network; its tensors stay on the disk."""
     if not file.entries:
         raise StorageError(f"{file.path} holds no tensor: choose a file with the weights of a network")
-    stored = own_names(file.entries, expected)
+    stored = strip_prefix(file.entries, expected)
     return FileSource(file, stored, 1, stacked=False), {name: file.entries[stored[name]].spec for name in stored}
 
 
@@ -84,9 +84,9 @@ def torch_sources(path: Path, expected: Spec | None = None) -> list[tuple[Source
     content = load_weights(path)
     several = isinstance(content, list | tuple) and content and all(isinstance(item, Mapping) for item in content)
     sources: list[tuple[Source, Spec]] = []
-    found = [(item, _find_state(item)) for item in (content if several else [content])]
-    check_plain((state for _, state in found), path)
-    for item, state in found:
+    states = [(item, _find_state(item)) for item in (content if several else [content])]
+    check_plain((state for _, state in states), path)
+    for item, state in states:
         if not state:
             named = [key[:80] for key in item if isinstance(key, str)][:6] if isinstance(item, Mapping) else []
             keys = ", ".join(named) or f"a {type(item).__name__} without names"
@@ -94,7 +94,7 @@ def torch_sources(path: Path, expected: Spec | None = None) -> list[tuple[Source
                 f"expected a state dict in {path}, found {keys}: "
                 "load it yourself and pass the dict of tensors to Population.from_states"
             )
-        stored = own_names(state, expected)
+        stored = strip_prefix(state, expected)
         clean = {name: state[stored[name]].detach() for name in stored}
         sources.append((MemorySource({name: value[None] for name, value in clean.items()}, 1), spec_of(clean)))
     return sources
@@ -108,12 +108,12 @@ def _find_state(content: Any, depth: int = 3) -> dict[str, Tensor]:
     usual = [key for key in content if isinstance(key, str) and _NESTED.fullmatch(key)]
     usual.sort(key=lambda key: order.index(key) if key in order else len(order))
     for key in usual:
-        if found := _find_state(content[key], depth - 1):
-            return found
-    own = {key: value for key, value in content.items() if isinstance(key, str) and isinstance(value, Tensor)}
-    if own:
-        return own
-    inner = [found for value in content.values() if (found := _find_state(value, depth - 1))]
+        if state := _find_state(content[key], depth - 1):
+            return state
+    tensors = {key: value for key, value in content.items() if isinstance(key, str) and isinstance(value, Tensor)}
+    if tensors:
+        return tensors
+    inner = [state for value in content.values() if (state := _find_state(value, depth - 1))]
     return inner[0] if len(inner) == 1 else {}
 
 
@@ -151,8 +151,8 @@ def _wanted_code(path: Path, error: Exception) -> str:
         return "a TorchScript program"
     if not isinstance(error, pickle.UnpicklingError):
         return ""
-    if found := re.search(r"GLOBAL ([\w.]*\w)", str(error)):
-        return found[1]
+    if match := re.search(r"GLOBAL ([\w.]*\w)", str(error)):
+        return match[1]
     # A pickle (first byte 0x80) with instructions that torch never writes.
     return "an unknown pickle" if "Unsupported operand" in str(error) and _first_byte(path) == b"\x80" else ""
 

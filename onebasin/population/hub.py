@@ -1,13 +1,16 @@
-"""Which files are meant by a word that is no path: a pattern such as runs/*/best.safetensors, or a name on the hub."""
+"""Networks on the Hugging Face hub by name: hf://OWNER/NAME[@REVISION][/PATH], or hf://datasets/OWNER/NAME...
+
+The only file that knows huggingface_hub, which lists, downloads, resumes and caches. Here: which files are meant, what
+a server must not do, and a note of each listing in the cache, so that half a download is not taken for all offline.
+"""
 
 from __future__ import annotations
 
 import glob
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path, PurePosixPath
@@ -17,193 +20,16 @@ from urllib.parse import quote, unquote
 from onebasin.errors import InputError, StorageError, UnsafeFileError, first_line
 from onebasin.population.archive import ARCHIVES, is_archive
 from onebasin.population.files import natural_key
-from onebasin.storage import digest, disk_errors, is_windows_path, leads_out, make_folder, need_space, publish
-
-# ----------------------------------------------------------------------
-# What the hub has, and the cache that keeps it: the only file that knows huggingface_hub.
-
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_BLOB = re.compile(r"[\w.-]*\w")  # names of files that the library makes of what the server calls their content
-_NOTES = "onebasin"  # folder of our notes
-
-
-@dataclass(frozen=True)
-class RemoteFile:
-    """A file of a repository: its name, its bytes, and where the hub knows it their SHA-256."""
-
-    name: str
-    size: int
-    sha256: str | None = None
-
-
-@dataclass(frozen=True)
-class Listing:
-    """All files of a repository in one version."""
-
-    commit: str
-    files: Sequence[RemoteFile]
-
-
-def listed(repository: str, kind: str, revision: str) -> Listing:
-    """List a repository: as the hub does now, or in offline mode as it did last.
-
-    Args:
-        repository: OWNER/NAME.
-        kind: "model" or "dataset".
-        revision: branch, tag or commit.
-
-    Raises:
-        InputError: the hub knows no such repository or revision.
-        StorageError: the hub does not answer, or in offline mode the cache does not know it.
-    """
-    hub = _library()
-    note = _folder(repository, kind) / _NOTES / f"{quote(revision, safe='')}.json"
-    if hub.constants.HF_HUB_OFFLINE:
-        return _noted(note) if note.is_file() else _snapshot(repository, kind, revision)
-    with _hub_errors(f"{repository}@{revision}"):
-        found = hub.HfApi().repo_info(repository, repo_type=kind, revision=revision, files_metadata=True)
-        if not _COMMIT.fullmatch(found.sha):
-            raise ValueError(f"{found.sha!r} is no commit")
-        files = [
-            RemoteFile(str(item.rfilename), int(item.size or 0), str(item.lfs.sha256) if item.lfs else None)
-            for item in found.siblings or ()
-        ]
-    listing = Listing(found.sha, files)
-    make_folder(note.parent)
-    publish(note, lambda file: file.write(json.dumps(asdict(listing)).encode()), replace=True)
-    return listing
-
-
-def fetch(repository: str, kind: str, commit: str, files: Sequence[RemoteFile]) -> list[Path]:
-    """Download what the cache does not have; a file that was cut off goes on where it was.
-
-    Raises:
-        StorageError: the hub does not answer, or what it sent is not what it promised.
-        DiskError: the disk has too little room for all of it.
-    """
-    hub = _library()
-    place = {"repo_id": repository, "repo_type": kind, "revision": commit}
-    cached = {file.name: hub.try_to_load_from_cache(filename=file.name, **place) for file in files}
-    missing = [file for file in files if not isinstance(cached[file.name], str)]
-    if missing and hub.constants.HF_HUB_OFFLINE:
-        raise StorageError(
-            f"{len(missing)} of {len(files)} files of {repository} are not in the cache ({missing[0].name}, ...): "
-            "fetch them once without HF_HUB_OFFLINE"
-        )
-    cache = Path(hub.constants.HF_HUB_CACHE)
-    make_folder(cache)
-    need_space(cache, sum(file.size for file in missing))
-    for file in missing:
-        with _hub_errors(f"{file.name} of {repository}"), disk_errors(cache):
-            _refuse_strange_answer(hub.hf_hub_url(filename=file.name, **place), commit)
-            cached[file.name] = hub.hf_hub_download(filename=file.name, **place)
-        _check_content(Path(cached[file.name]), file)
-    for file in files:
-        _check_size(Path(cached[file.name]), file)
-    return [Path(cached[file.name]) for file in files]
-
-
-def _library() -> Any:
-    try:
-        for part in ("constants", "errors"):  # the package itself shows no modules
-            import_module(f"huggingface_hub.{part}")
-        return import_module("huggingface_hub")
-    except ImportError as error:
-        raise InputError(
-            "networks by name on the hub need the package huggingface_hub, found none: pip install 'onebasin[hub]'"
-        ) from error
-
-
-def _endpoint() -> str:
-    return str(_library().constants.ENDPOINT)
-
-
-def _folder(repository: str, kind: str) -> Path:
-    """Where the library keeps a repository."""
-    return Path(_library().constants.HF_HUB_CACHE) / "--".join([f"{kind}s", *repository.split("/")])
-
-
-def _noted(note: Path) -> Listing:
-    try:
-        content = json.loads(note.read_text())
-        files = [RemoteFile(str(item["name"]), int(item["size"]), item["sha256"]) for item in content["files"]]
-        if not _COMMIT.fullmatch(content["commit"]):
-            raise ValueError("no commit")
-    except (ValueError, KeyError, TypeError, OSError, RecursionError) as error:
-        raise StorageError(f"{note} is damaged: delete it and ask again without HF_HUB_OFFLINE") from error
-    return Listing(content["commit"], files)
-
-
-def _snapshot(repository: str, kind: str, revision: str) -> Listing:
-    """What another program left in the library's cache; whether that is everything cannot be known."""
-    folder = _folder(repository, kind)
-    reference = folder / "refs" / revision
-    commit = reference.read_text().strip() if reference.is_file() else revision
-    snapshot = folder / "snapshots" / commit
-    if not _COMMIT.fullmatch(commit) or not snapshot.is_dir():
-        raise StorageError(
-            f"{repository}@{revision} is not in the cache {folder.parent}, and HF_HUB_OFFLINE forbids to ask: fetch it "
-            "once without it"
-        )
-    paths = [path for path in sorted(snapshot.rglob("*")) if path.is_file()]
-    return Listing(commit, [RemoteFile(path.relative_to(snapshot).as_posix(), path.stat().st_size) for path in paths])
-
-
-def _refuse_strange_answer(url: str, commit: str) -> None:
-    """The library makes file names of what the server calls a content and a version."""
-    found = _library().get_hf_file_metadata(url)
-    if found.commit_hash != commit or not _BLOB.fullmatch(found.etag or ""):
-        raise UnsafeFileError(
-            f"{url} is of version {found.commit_hash!r} with content {found.etag!r}, expected {commit!r} and a plain "
-            "name: do not use this server"
-        )
-
-
-def _check_content(path: Path, file: RemoteFile) -> None:
-    """Compare what was just fetched with its digest; what is wrong must not stay in the cache."""
-    if file.sha256 is None:
-        return
-    found = digest(path)
-    if found != file.sha256:
-        path.resolve().unlink()
-        path.unlink(missing_ok=True)
-        raise StorageError(f"expected sha256 {file.sha256} of {file.name}, found {found}: it was not kept; try again")
-
-
-def _check_size(path: Path, file: RemoteFile) -> None:
-    if not path.is_file() or path.stat().st_size != file.size:
-        found = f"{path.stat().st_size:,}" if path.is_file() else "no"
-        raise StorageError(f"expected {file.size:,} bytes in {path}, found {found}: delete the file and fetch it again")
-
-
-@contextmanager
-def _hub_errors(what: str) -> Iterator[None]:
-    """Translate what the library raises."""
-    errors = _library().errors
-    try:
-        yield
-    except errors.GatedRepoError as error:
-        raise InputError(f"{what} is only for those whom its owner lets in: ask for access on {_endpoint()}") from error
-    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
-        raise InputError(
-            f"expected {what} on {_endpoint()}, found no such repository that you may read: check the name, or log in "
-            "with hf auth login"
-        ) from error
-    except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
-        raise InputError(f"expected {what} on {_endpoint()}, found no such version or file: check the name") from error
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:  # an answer may be anything
-        if getattr(error, "errno", None) is not None:  # the disk's
-            raise
-        raise StorageError(
-            f"expected {what} from {_endpoint()}, found no usable answer ({first_line(error)}): connect to the "
-            "network, or set HF_HUB_OFFLINE=1 to use what is in the cache"
-        ) from error
-
-
-# ----------------------------------------------------------------------
-# Networks on the Hugging Face hub by name: hf://OWNER/NAME[@REVISION][/PATH], or hf://datasets/OWNER/NAME...
-
+from onebasin.storage import (
+    digest,
+    disk_errors,
+    is_windows_path,
+    leads_out,
+    make_folder,
+    need_space,
+    read_json,
+    write_json,
+)
 
 _ADDRESS = re.compile(
     r"hf:/(?:(?P<kind>datasets|models)/)?(?P<repository>(?!(?:datasets|models|spaces)/)[^/@]+/[^/@]+)"
@@ -211,6 +37,9 @@ _ADDRESS = re.compile(
 )
 _PART = re.compile(r"-\d{5}-of-\d{5}\.safetensors$")  # one network cut into several files
 _LISTED = 6  # names worth reading in one sentence
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_BLOB = re.compile(r"[\w.-]*\w")  # names of files that the library makes of what the server calls their content
+_NOTES = "onebasin"  # folder of our notes in the cache of a repository
 
 
 @dataclass(frozen=True)
@@ -236,14 +65,14 @@ class Address:
         text = where.as_posix()
         if where.parts[:1] != ("hf:",):
             return None
-        found = _ADDRESS.fullmatch(text)
-        if found is None:
+        match = _ADDRESS.fullmatch(text)
+        if match is None:
             raise InputError(
                 f"expected hf://OWNER/NAME[@REVISION][/PATH] or hf://datasets/OWNER/NAME[@REVISION][/PATH], found "
                 f"{text!r}: write the owner and the name of a repository"
             )
-        kind = "dataset" if found["kind"] == "datasets" else "model"
-        return cls(kind, found["repository"], unquote(found["revision"] or "main"), (found["path"] or "").strip("/"))
+        kind = "dataset" if match["kind"] == "datasets" else "model"
+        return cls(kind, match["repository"], unquote(match["revision"] or "main"), (match["path"] or "").strip("/"))
 
     def __str__(self) -> str:
         prefix = "datasets/" if self.kind == "dataset" else ""
@@ -251,8 +80,17 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Offer:
-    """What a repository has to offer for an address; nothing is fetched yet.
+class RemoteFile:
+    """A file of a repository: its name, its bytes, and where the hub knows it their SHA-256."""
+
+    name: str
+    size: int
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class RemoteNetworks:
+    """The files of networks under an address, in natural order; nothing is fetched yet.
 
     Attributes:
         address: what was asked for.
@@ -270,37 +108,178 @@ class Offer:
         return sum(file.size for file in self.files if is_archive(Path(file.name)))
 
     def fetch(self) -> list[Path]:
-        """Download what the cache does not have, file by file.
+        """Download what the cache does not have; a file that was cut off goes on where it was.
 
         Raises:
-            StorageError: the server does not answer, or what it sent is damaged.
-            DiskError: the disk has too little room.
+            StorageError: the hub does not answer, or what it sent is not what it promised.
+            DiskError: the disk has too little room for all of it.
         """
-        return fetch(self.address.repository, self.address.kind, self.commit, self.files)
+        hub, repository = _library(), self.address.repository
+        version = {"repo_id": repository, "repo_type": self.address.kind, "revision": self.commit}
+        missing = [
+            file
+            for file in self.files
+            if not isinstance(hub.try_to_load_from_cache(filename=file.name, **version), str)
+        ]
+        if missing and hub.constants.HF_HUB_OFFLINE:
+            raise StorageError(
+                f"{len(missing)} of {len(self.files)} files of {repository} are not in the cache ({missing[0].name}, "
+                "...): fetch them once without HF_HUB_OFFLINE"
+            )
+        cache = Path(hub.constants.HF_HUB_CACHE)
+        if missing:
+            make_folder(cache)
+            need_space(cache, sum(file.size for file in missing))
+            with _hub_errors(f"{missing[0].name} of {repository}"), disk_errors(cache):
+                for file in missing:
+                    _check_answer(hub.hf_hub_url(filename=file.name, **version), self.commit)
+                hub.snapshot_download(**version, allow_patterns=[glob.escape(file.name) for file in missing])
+        snapshot = _cache_of(self.address) / "snapshots" / self.commit
+        for file in missing:
+            _check_content(snapshot / file.name, file)
+        for file in self.files:
+            _check_size(snapshot / file.name, file)
+        return [snapshot / file.name for file in self.files]
 
 
-def offered(address: Address) -> Offer:
-    """Ask the hub, or offline its cache, which networks are under an address.
+def remote_networks(address: Address) -> RemoteNetworks:
+    """The networks under an address, as the hub lists them now, or offline as it did last.
 
     Raises:
         InputError: there is no such repository or revision, or nothing in it that can be read.
-        StorageError: no answer.
+        StorageError: no answer, or in offline mode the cache does not know it.
         UnsafeFileError: a name leads out of its folder.
     """
-    listing = listed(address.repository, address.kind, address.revision)
-    networks = [file for file in listing.files if _readable(file.name)]
+    commit, files = _listing(address)
+    networks = [file for file in files if _readable(file.name)]
     chosen = [file for file in networks if _under(file.name, address.path)]
     if not chosen:
-        raise _nothing(address, [file.name for file in listing.files], [file.name for file in networks])
+        raise _nothing(address, [file.name for file in files], [file.name for file in networks])
     for file in chosen:
-        _refuse_strange(file.name, address)
+        _check_name(file.name, address)
     parts = [file.name for file in chosen if _PART.search(file.name)]
     if parts:
         raise InputError(
             f"{address} has one network in several files ({parts[0]}, ...), expected one or more per file: join them "
             "yourself and use Population.from_states"
         )
-    return Offer(address, listing.commit, sorted(chosen, key=lambda file: natural_key(PurePosixPath(file.name))))
+    return RemoteNetworks(address, commit, sorted(chosen, key=lambda file: natural_key(PurePosixPath(file.name))))
+
+
+def _listing(address: Address) -> tuple[str, list[RemoteFile]]:
+    """The commit of a repository and all its files."""
+    hub = _library()
+    note = _cache_of(address) / _NOTES / f"{quote(address.revision, safe='')}.json"
+    if hub.constants.HF_HUB_OFFLINE:
+        return _noted_listing(note) if note.is_file() else _cached_listing(address)
+    with _hub_errors(f"{address.repository}@{address.revision}"):
+        info = hub.HfApi().repo_info(
+            address.repository, repo_type=address.kind, revision=address.revision, files_metadata=True
+        )
+        if not _COMMIT.fullmatch(info.sha):
+            raise ValueError(f"{info.sha!r} is no commit")
+        files = [
+            RemoteFile(str(item.rfilename), int(item.size or 0), str(item.lfs.sha256) if item.lfs else None)
+            for item in info.siblings or ()
+        ]
+    write_json(note, {"commit": info.sha, "files": [asdict(file) for file in files]})
+    return info.sha, files
+
+
+def _noted_listing(note: Path) -> tuple[str, list[RemoteFile]]:
+    try:
+        content = read_json(note)
+        files = [RemoteFile(str(item["name"]), int(item["size"]), item["sha256"]) for item in content["files"]]
+        if not _COMMIT.fullmatch(content["commit"]):
+            raise ValueError("no commit")
+    except (StorageError, ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"{note} is damaged: delete it and ask again without HF_HUB_OFFLINE") from error
+    return content["commit"], files
+
+
+def _cached_listing(address: Address) -> tuple[str, list[RemoteFile]]:
+    """The files that another program left in the library's cache; whether these are all cannot be known."""
+    hub = _library()
+    try:
+        version = {"repo_type": address.kind, "revision": address.revision}
+        snapshot = Path(hub.snapshot_download(address.repository, **version, local_files_only=True))
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{address.repository}@{address.revision} is not in the cache {hub.constants.HF_HUB_CACHE}, and "
+            "HF_HUB_OFFLINE forbids to ask: fetch it once without it"
+        ) from error
+    paths = [path for path in sorted(snapshot.rglob("*")) if path.is_file()]
+    files = [RemoteFile(path.relative_to(snapshot).as_posix(), path.stat().st_size) for path in paths]
+    return snapshot.name, files
+
+
+def _library() -> Any:
+    try:
+        for part in ("constants", "errors"):  # the package itself shows no modules
+            import_module(f"huggingface_hub.{part}")
+        return import_module("huggingface_hub")
+    except ImportError as error:
+        raise InputError(
+            "networks by name on the hub need the package huggingface_hub, found none: pip install 'onebasin[hub]'"
+        ) from error
+
+
+def _cache_of(address: Address) -> Path:
+    """The folder in which the library keeps a repository."""
+    return Path(_library().constants.HF_HUB_CACHE) / "--".join([f"{address.kind}s", *address.repository.split("/")])
+
+
+def _check_answer(url: str, commit: str) -> None:
+    """Refuse a server whose names for a content or a version the library would make paths of that lead elsewhere."""
+    answer = _library().get_hf_file_metadata(url)
+    if answer.commit_hash != commit or not _BLOB.fullmatch(answer.etag or ""):
+        raise UnsafeFileError(
+            f"{url} is of version {answer.commit_hash!r} with content {answer.etag!r}, expected {commit!r} and a plain "
+            "name: do not use this server"
+        )
+
+
+def _check_content(path: Path, file: RemoteFile) -> None:
+    """Compare what was just fetched with its digest; what is wrong must not stay in the cache."""
+    if file.sha256 is None or not path.is_file():
+        return
+    actual = digest(path)
+    if actual != file.sha256:
+        path.resolve().unlink()
+        path.unlink(missing_ok=True)
+        raise StorageError(f"expected sha256 {file.sha256} of {file.name}, found {actual}: it was not kept; try again")
+
+
+def _check_size(path: Path, file: RemoteFile) -> None:
+    if not path.is_file() or path.stat().st_size != file.size:
+        actual = f"{path.stat().st_size:,}" if path.is_file() else "no"
+        raise StorageError(
+            f"expected {file.size:,} bytes in {path}, found {actual}: delete the file and fetch it again"
+        )
+
+
+@contextmanager
+def _hub_errors(what: str) -> Iterator[None]:
+    """Raise the errors of the library as ours, with a remedy."""
+    errors, endpoint = _library().errors, _library().constants.ENDPOINT
+    try:
+        yield
+    except errors.GatedRepoError as error:
+        raise InputError(f"access to {what} has to be granted by its owner: ask for it on {endpoint}") from error
+    except (errors.RepositoryNotFoundError, errors.HFValidationError) as error:
+        raise InputError(
+            f"expected {what} on {endpoint}, found no such repository that you may read: check the name, or log in "
+            "with hf auth login"
+        ) from error
+    except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
+        raise InputError(f"expected {what} on {endpoint}, found no such version or file: check the name") from error
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:  # an answer may be anything
+        if getattr(error, "errno", None) is not None:  # the disk's
+            raise
+        raise StorageError(
+            f"expected {what} from {endpoint}, found no usable answer ({first_line(error)}): connect to the "
+            "network, or set HF_HUB_OFFLINE=1 to use what is in the cache"
+        ) from error
 
 
 def _readable(name: str) -> bool:
@@ -323,73 +302,19 @@ def _under(name: str, path: str) -> bool:
 def _nothing(address: Address, names: Sequence[str], networks: Sequence[str]) -> InputError:
     folders = list(dict.fromkeys(str(PurePosixPath(name).parent) for name in networks))
     if folders:
-        found = f"none there but some in {', '.join(folders[:_LISTED])}" + (", ..." if len(folders) > _LISTED else "")
+        content = f"none there but some in {', '.join(folders[:_LISTED])}" + (", ..." if len(folders) > _LISTED else "")
         remedy = f"add the folder, as in hf://.../{folders[0]}"
     else:
-        found = (
+        content = (
             f"{', '.join(names[:_LISTED])}{', ...' if len(names) > _LISTED else ''}" if names else "an empty repository"
         )
         remedy = "convert what it holds to safetensors, or load it yourself and use Population.from_states"
-    return InputError(f"expected files .safetensors, {', '.join(ARCHIVES)} in {address}, found {found}: {remedy}")
+    return InputError(f"expected files .safetensors, {', '.join(ARCHIVES)} in {address}, found {content}: {remedy}")
 
 
-def _refuse_strange(name: str, address: Address) -> None:
+def _check_name(name: str, address: Address) -> None:
     if leads_out(name) or is_windows_path(name) or name != "/".join(PurePosixPath(name).parts):
         raise UnsafeFileError(
             f"file {name!r} of {address} has a name that leads elsewhere, expected one below its folder: choose "
             "another repository"
         )
-
-
-# ----------------------------------------------------------------------
-# Which files are meant by a word that is no path: a pattern such as runs/*/best.safetensors, or a name on the h
-
-
-@dataclass(frozen=True)
-class NetworkSource:
-    """Files in their order.
-
-    Attributes:
-        name: the word, as one would write it.
-        paths: files or folders, each with one network or several.
-        origin: what else is known about where they come from, JSON-able.
-        offer: where they still have to be fetched from; `paths` is empty until then.
-    """
-
-    name: str
-    paths: Sequence[Path]
-    origin: Mapping[str, Any] = field(default_factory=dict)
-    offer: Offer | None = None
-
-    def fetched(self) -> NetworkSource:
-        """The same place with all its files on this machine."""
-        return self if self.offer is None else replace(self, paths=self.offer.fetch(), offer=None)
-
-
-def is_there(where: Path) -> bool:
-    """Whether a word can be looked up: a path that exists, a pattern, or a name on the hub.
-
-    >>> [is_there(Path(word)) for word in ("runs/*/best.pt", "hf://owner/name", "no/such/path")]
-    [True, True, False]
-    """
-    return where.exists() or glob.has_magic(str(where)) or Address.parse(where) is not None
-
-
-def find(where: Path) -> NetworkSource:
-    """Find what a word means. What exists under this very name is meant before anything else.
-
-    Raises:
-        StorageError: nothing exists or matches.
-        InputError: a name on the hub that is malformed, unknown there, or has nothing of use.
-    """
-    if where.exists():
-        return NetworkSource(str(where), [where])
-    if (address := Address.parse(where)) is not None:
-        offer = offered(address)
-        return NetworkSource(str(address), [], {"commit": offer.commit}, offer)
-    if glob.has_magic(str(where)):
-        found = sorted(map(Path, glob.glob(str(where), recursive=True)), key=natural_key)
-        if not found:
-            raise StorageError(f"expected files that match {where}, found none: check the pattern and the folder")
-        return NetworkSource(str(where), found)
-    raise StorageError(f"{where} does not exist: check the path")

@@ -1,4 +1,4 @@
-"""Stream networks from wherever they are into a population folder, with bounded memory.
+"""Stream networks out of files, archives or the hub into a population folder, with bounded memory.
 
 Networks are written shard by shard into FOLDER.importing, which becomes FOLDER when all are there. An import that was
 killed goes on after the last whole shard, and ends with what it would have ended with undisturbed.
@@ -7,8 +7,8 @@ killed goes on after the last whole shard, and ends with what it would have ende
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,28 @@ import torch
 
 from onebasin.errors import InputError, StorageError
 from onebasin.population.archive import contents_of, is_archive, networks_in, ordered_networks
-from onebasin.population.files import own_names
-from onebasin.population.hub import NetworkSource, find
-from onebasin.population.population import members_of, open_parts, relative_names
+from onebasin.population.files import strip_prefix
+from onebasin.population.member_storage import gather
+from onebasin.population.open import NetworkFiles, files_with_networks, find, open_members, relative_names
+from onebasin.population.population import Population
 from onebasin.population.shard import MANIFEST, read_manifest, shard_paths
-from onebasin.population.sources import gather
 from onebasin.population.writer import PopulationWriter, block_members, member_bytes
 from onebasin.state import Spec, State, TensorSpec, check_spec, dtype_name, spec_of
-from onebasin.storage import digest, disk_errors, is_taken, leftovers, make_folder, need_space, sync_folder
+from onebasin.storage import (
+    DAMAGED,
+    WHOLE,
+    Finding,
+    check_same_run,
+    digest,
+    is_taken,
+    leftovers,
+    make_folder,
+    need_space,
+    rename_folder,
+)
 
 UNFINISHED = ".importing"
+NETWORKS = ("shard", "network")  # kinds of findings that hold networks
 _WRITER = "import"
 
 Progress = Callable[[int, int, str], None]
@@ -43,7 +55,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class ImportPlan:
-    """All that is known before the first network is written."""
+    """The files, the spec and the provenance of an import."""
 
     pieces: Sequence[Piece]
     spec: Spec
@@ -84,7 +96,7 @@ def import_networks(
     target, show = Path(folder), progress or (lambda done, members, doing: None)
     if is_taken(target) and not (target / MANIFEST).exists():
         raise InputError(f"expected a new or empty folder, but {target} holds something else: choose another path")
-    plan = _plan(find(Path(where)).fetched(), spec, show)
+    plan = _plan(find(Path(where)).fetch(), spec, show)
     if (target / MANIFEST).exists():
         _check_same(target, plan)
         return target
@@ -110,9 +122,9 @@ def _write(writer: PopulationWriter, plan: ImportPlan, show: Progress) -> None:
     writer.flush()
 
 
-def _plan(place: NetworkSource, given: Spec | None, show: Progress) -> ImportPlan:
+def _plan(files: NetworkFiles, given: Spec | None, show: Progress) -> ImportPlan:
     """Look at every file once: how many networks, under which names, of which shapes."""
-    paths = [member for path in place.paths for member in members_of(path)]
+    paths = [member for path in files.paths for member in files_with_networks(path)]
     spec = _named_as(given, _stored_spec(paths[0]), str(paths[0]))
     pieces, archives = list[Piece](), list[dict[str, Any]]()
     for number, path in enumerate(paths):
@@ -122,33 +134,33 @@ def _plan(place: NetworkSource, given: Spec | None, show: Progress) -> ImportPla
             pieces.append(Piece(path, len(names), names))
             archives.append({"name": path.name, "sha256": digest(path), "networks": len(names)})
         else:
-            parts = open_parts(path, None if given is None else spec)
-            check_spec(parts.spec, spec, where=f"{path}, compared with {paths[0].name},")
-            pieces.append(Piece(path, len(parts)))
-    files = [path for path in paths if not is_archive(path)]
+            members = open_members(path, None if given is None else spec)
+            check_spec(members.spec, spec, where=f"{path}, compared with {paths[0].name},")
+            pieces.append(Piece(path, len(members)))
+    plain = [path for path in paths if not is_archive(path)]
     provenance = {
-        "source": place.name,
-        **place.origin,
+        "source": files.name,
+        **files.origin,
         "networks": sum(piece.count for piece in pieces),
         "dtypes": sorted({dtype_name(tensor.dtype) for tensor in spec.values()}),
         **({"archives": archives} if archives else {}),
-        **({"files": relative_names(files), "bytes": sum(_size(path) for path in files)} if files else {}),
+        **({"files": relative_names(plain), "bytes": sum(_size(path) for path in plain)} if plain else {}),
     }
     return ImportPlan(pieces, spec, provenance)
 
 
 def _stored_spec(path: Path) -> Spec:
     """Shapes and dtypes of the first network, under its own names."""
-    return spec_of(next(networks_in(path))[1]) if is_archive(path) else open_parts(path, None).spec
+    return spec_of(next(networks_in(path))[1]) if is_archive(path) else open_members(path, None).spec
 
 
 def _named_as(given: Spec | None, stored: Spec, where: str) -> Spec:
     """The stored spec under the names that were given; shapes must agree, and dtypes need not."""
-    found = {name: stored[old] for name, old in own_names(stored, given).items()}
+    spec = {name: stored[old] for name, old in strip_prefix(stored, given).items()}
     if given is not None:
-        wanted = {name: TensorSpec(tensor.shape, found.get(name, tensor).dtype) for name, tensor in given.items()}
-        check_spec(found, wanted, where=where)
-    return found
+        wanted = {name: TensorSpec(tensor.shape, spec.get(name, tensor).dtype) for name, tensor in given.items()}
+        check_spec(spec, wanted, where=where)
+    return spec
 
 
 def _size(path: Path) -> int:
@@ -158,13 +170,13 @@ def _size(path: Path) -> int:
 
 def _check_same(folder: Path, plan: ImportPlan) -> None:
     """Refuse a folder whose networks come from elsewhere; the same source may be spelled in another way."""
-    found, wanted = dict(read_manifest(folder).provenance), dict(plan.provenance)
-    found.pop("source", None), wanted.pop("source", None)
-    if found != wanted:
+    try:
+        check_same_run(folder, read_manifest(folder).provenance, plan.provenance, may_change=("source",))
+    except InputError as error:
         raise InputError(
             f"{folder} holds networks that do not come from {plan.provenance['source']} as it is now: choose another "
             "path, or delete the folder"
-        )
+        ) from error
 
 
 def _check_beginning(writer: PopulationWriter, plan: ImportPlan) -> None:
@@ -188,23 +200,54 @@ def _members(piece: Piece, start: int, spec: Spec) -> Iterator[Member]:
     if piece.names is not None:
         yield from ((state, None, None) for _, state in ordered_networks(piece.path, piece.names[start:], spec=spec))
         return
-    parts = open_parts(piece.path, spec)
+    members = open_members(piece.path, spec)
     step = block_members(spec)
-    for first in range(start, len(parts), step):
-        rows = torch.arange(first, min(first + step, len(parts)))
-        block = gather(parts.sources, rows, spec)
-        for place, row in enumerate(rows.tolist()):
-            chain = None if parts.chain is None else int(parts.chain[row])
-            density = None if parts.log_density is None else float(parts.log_density[row])
-            yield {name: value[place] for name, value in block.items()}, chain, density
+    for first in range(start, len(members), step):
+        rows = torch.arange(first, min(first + step, len(members)))
+        block = gather(members.sources, rows, spec)
+        for position, row in enumerate(rows.tolist()):
+            chain = None if members.chain is None else int(members.chain[row])
+            density = None if members.log_density is None else float(members.log_density[row])
+            yield {name: value[position] for name, value in block.items()}, chain, density
 
 
 def _finish(unfinished: Path, target: Path) -> None:
-    """Give the whole population its name, without what a killed process left."""
+    """Give the finished population its name, without what a killed process left."""
     for path in leftovers(unfinished):
         path.unlink(missing_ok=True)
-    with disk_errors(target):
-        if target.is_dir():  # empty, as checked; not every system renames onto it
-            target.rmdir()
-        os.rename(unfinished, target)
-    sync_folder(target.parent)
+    rename_folder(unfinished, target)
+
+
+def whole_files(findings: Iterable[Finding]) -> list[Path]:
+    """The files whose networks are whole, in order, out of an inspection of a population."""
+    return [entry.path for entry in findings if entry.state == WHOLE and entry.kind in NETWORKS and entry.members]
+
+
+def save_whole(folder: Path, findings: Sequence[Finding], target: Path) -> int:
+    """Save the networks of the whole files of a damaged population, in their order, as a new one.
+
+    Whole files only. A shard holds each tensor of all its members together, with one checksum: in a shard that was cut
+    off every member lacks something, or has something that no checksum vouches for.
+
+    Args:
+        folder: the population that was inspected; it is not changed.
+        findings: those of `inspect_population`.
+        target: a new folder; its provenance names `folder` and the damaged files.
+
+    Returns:
+        How many networks were saved.
+
+    Raises:
+        StorageError: nothing is whole.
+    """
+    paths = whole_files(findings)
+    if not paths:
+        raise StorageError(f"nothing in {folder} is whole, so nothing can be saved: go back to a copy")
+    members = Population.concatenate(Population.open(path) for path in paths)
+    try:
+        provenance = dict(read_manifest(folder).provenance)
+    except StorageError:
+        provenance = {}
+    lost = [entry.path.name for entry in findings if entry.state == DAMAGED]
+    replace(members, provenance={**provenance, "saved_from": str(folder), "without": lost}).save(target)
+    return len(members)

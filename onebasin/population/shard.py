@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError, SpecError, StorageError
-from onebasin.population.sources import FileSource
+from onebasin.population.member_storage import FileSource
 from onebasin.state import Spec, TensorSpec, check_spec, spec_from_json, spec_of, spec_to_json
 from onebasin.storage import (
     CHECKSUMS,
@@ -33,11 +33,8 @@ from onebasin.storage import (
     publish,
     read_header,
     seal,
+    write_json,
 )
-
-# ----------------------------------------------------------------------
-# One immutable block of members in one safetensors file, with a checksum per tensor.
-
 
 FORMAT = "onebasin-shard"
 VERSION = 1
@@ -58,7 +55,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Origin:
-    """Who wrote a shard, as which of its shards, and into which population (its manifest's identity)."""
+    """The writer of a shard, its number there, and the identity of the population it was written into."""
 
     writer: str = ""
     sequence: int = 0
@@ -88,8 +85,8 @@ def shard_name(sequence: int, writer: str) -> str:
 
 def shard_key(path: Path) -> tuple[int, str] | None:
     """Return (sequence, writer) when the name is that of a shard."""
-    found = _NAME.fullmatch(path.name)
-    return (int(found[1]), found[2]) if found else None
+    match = _NAME.fullmatch(path.name)
+    return (int(match[1]), match[2]) if match else None
 
 
 def check_names(spec: Spec) -> None:
@@ -104,8 +101,7 @@ def check_names(spec: Spec) -> None:
 def write_shard(path: Path, block: Block, origin: Origin | None = None, *, replace: bool = False) -> None:
     """Write one block; the file appears under its name when it is whole and on the disk."""
     tensors = _stored(block)
-    told = {name: str(value) for name, value in vars(origin or Origin()).items()}
-    facts = {"members": str(block.count), **told}
+    facts = {"members": str(block.count), **{name: str(value) for name, value in vars(origin or Origin()).items()}}
     size = sum(tensor.nbytes for tensor in tensors.values())
     publish(path, lambda file: _write(file, tensors, facts), size=size, replace=replace)
 
@@ -116,7 +112,7 @@ def _stored(block: Block) -> dict[str, Tensor]:
     return {**block.tensors, **{name: value for name, value in extras.items() if value is not None}}
 
 
-def holds(shard: Shard, block: Block) -> bool:
+def holds_block(shard: Shard, block: Block) -> bool:
     """Whether a shard is what `write_shard` would make of this block, bit for bit."""
     tensors = _stored(block)
     if shard.source.count != block.count or list(shard.checksums) != list(tensors):
@@ -185,7 +181,7 @@ def shard_of(file: TensorFile) -> Shard:
         count, sums = int(file.metadata["members"]), expected_checksums(file)
         origin = Origin(file.metadata["writer"], int(file.metadata["sequence"]), file.metadata.get("population", ""))
         stored = {name: file.entries[name].spec for name in sums}
-        if not stored or not 0 <= count <= file.nbytes or _strange_extras(stored):
+        if not stored or not 0 <= count <= file.nbytes or _wrong_extras(stored):
             raise ValueError("no tensors, more members than bytes, or chains that are none")
         whole = is_shard(file) and all(tensor.shape[:1] == (count,) for tensor in stored.values())
     except (KeyError, ValueError):
@@ -201,7 +197,7 @@ def shard_of(file: TensorFile) -> Shard:
     return Shard(source, spec, sums, origin, _extra(source, _CHAIN), _extra(source, _LOG_DENSITY))
 
 
-def _strange_extras(stored: Spec) -> bool:
+def _wrong_extras(stored: Spec) -> bool:
     """Whether chains or log densities are anything but one number of their kind per member."""
     kinds = {_CHAIN: torch.int64, _LOG_DENSITY: torch.float64}
     return any(
@@ -220,10 +216,6 @@ def _extra(source: FileSource, name: str) -> Tensor | None:
 def block_spec(tensors: Mapping[str, Tensor]) -> Spec:
     """Return the spec of one member of stacked tensors (n, *shape)."""
     return {name: TensorSpec(tensor.shape[1:], tensor.dtype) for name, tensor in spec_of(tensors).items()}
-
-
-# ----------------------------------------------------------------------
-# A population as a folder: `population.json` and immutable shards, which several writers may add at once.
 
 
 MANIFEST = "population.json"
@@ -295,29 +287,28 @@ def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
     path = folder / MANIFEST
     try:
         if not path.exists():
-            made = replace(manifest, identity=_identity(folder))
-            spec = json.loads(spec_to_json(made.spec))
+            new = replace(manifest, identity=_identity(folder))
+            spec = json.loads(spec_to_json(new.spec))
             content = {"format": MANIFEST_FORMAT, "version": MANIFEST_VERSION, "spec": spec, "provenance": provenance}
-            text = json.dumps({**content, "identity": made.identity}, indent=1).encode()
-            publish(path, lambda file: file.write(text))
-            return made
+            write_json(path, {**content, "identity": new.identity}, replace=False)
+            return new
     except FileExistsError:
         pass  # another writer was a moment faster: its spec must be ours
-    found = read_manifest(folder)
-    check_spec(manifest.spec, found.spec, where=f"this writer, compared with the members in {folder},")
-    return found
+    stored = read_manifest(folder)
+    check_spec(manifest.spec, stored.spec, where=f"this writer, compared with the members in {folder},")
+    return stored
 
 
 def _identity(folder: Path) -> str:
     """A new identity, or that of the shards whose manifest was lost; none where these disagree."""
-    found = {read_shard(path).origin.population for path in shard_paths(folder)}
-    return secrets.token_hex(8) if not found else found.pop() if len(found) == 1 else ""
+    identities = {read_shard(path).origin.population for path in shard_paths(folder)}
+    return secrets.token_hex(8) if not identities else identities.pop() if len(identities) == 1 else ""
 
 
 def shard_paths(folder: Path) -> list[Path]:
     """List finished shards in the order of their members: by sequence, then by writer."""
-    found = [(key, path) for path in folder.iterdir() if (key := shard_key(path)) and TEMPORARY not in path.name]
-    return [path for _, path in sorted(found)]
+    keyed = [(key, path) for path in folder.iterdir() if (key := shard_key(path)) and TEMPORARY not in path.name]
+    return [path for _, path in sorted(keyed)]
 
 
 def read_shards(folder: Path, manifest: Manifest) -> list[Shard]:

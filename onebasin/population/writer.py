@@ -1,4 +1,4 @@
-"""Save a whole population, all or nothing."""
+"""Write populations: a writer that appends members block by block, and whole populations, all or nothing."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from onebasin.errors import InputError, StorageError
 from onebasin.population.files import network_paths
+from onebasin.population.member_storage import empty
 from onebasin.population.shard import (
     MANIFEST,
     Block,
@@ -23,7 +24,7 @@ from onebasin.population.shard import (
     Origin,
     block_spec,
     check_names,
-    holds,
+    holds_block,
     read_shard,
     read_shards,
     shard_key,
@@ -31,46 +32,15 @@ from onebasin.population.shard import (
     write_manifest,
     write_shard,
 )
-from onebasin.population.sources import empty
 from onebasin.state import Spec, State, check_spec, check_state
 from onebasin.storage import make_folder, need_space, whole_folder
 
-# ----------------------------------------------------------------------
-# Append members to a population on disk, block by block.
-
+if TYPE_CHECKING:
+    from onebasin.population.population import Population
 
 BLOCK_BYTES = 64 << 20  # default size of a block: large against the cost of an fsync, small against memory
-_APPENDED = 1024  # members that wait in memory at most: a sampler of tiny networks should not lose hours
+_BUFFERED = 1024  # members that wait in memory at most: a sampler of tiny networks should not lose hours
 SHARD_BYTES = 512 << 20  # largest shard of a whole population, whose members need no buffer
-
-
-class Facts(Protocol):
-    """What is known of each member besides its weights."""
-
-    @property
-    def provenance(self) -> Mapping[str, Any]:
-        """Where the networks come from."""
-
-    @property
-    def chain(self) -> Tensor | None:
-        """Chain of each member (n,)."""
-
-    @property
-    def log_density(self) -> Tensor | None:
-        """Log density of each member (n,)."""
-
-    def __len__(self) -> int: ...
-
-
-class Members(Facts, Protocol):
-    """What a writer needs to know of a population."""
-
-    @property
-    def spec(self) -> Spec:
-        """Shapes and dtypes of one member."""
-
-    def blocks(self, size: int | None = None) -> Iterator[tuple[int, State]]:
-        """Stacked members, block by block."""
 
 
 def member_bytes(spec: Spec) -> int:
@@ -83,25 +53,25 @@ def block_members(spec: Spec, nbytes: int = BLOCK_BYTES) -> int:
     return max(1, nbytes // max(1, member_bytes(spec)))
 
 
-def block_at(start: int, tensors: State, facts: Facts) -> Block:
-    """Join tensors (n, *shape) of consecutive members with their chains and log densities."""
+def block_at(start: int, tensors: State, population: Population) -> Block:
+    """A block of tensors (n, *shape) of consecutive members with their chains and log densities."""
     count = len(next(iter(tensors.values())))
-    chain, density = facts.chain, facts.log_density
+    chain, density = population.chain, population.log_density
     rows = slice(start, start + count)
     return Block(tensors, count, None if chain is None else chain[rows], None if density is None else density[rows])
 
 
-def _refuse_strangers(folder: Path) -> None:
-    """A folder of one-network files must not become a population beside them: they would no longer be found."""
-    strangers = [path.name for path in network_paths(folder) if not shard_key(path)]
-    if strangers and not (folder / MANIFEST).exists():
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder of one-network files: with a manifest they would no longer be found."""
+    networks = [path.name for path in network_paths(folder) if not shard_key(path)]
+    if networks and not (folder / MANIFEST).exists():
         raise InputError(
-            f"expected a new folder or a population, but {folder} holds other networks ({strangers[0]}, ...): "
+            f"expected a new folder or a population, but {folder} holds other networks ({networks[0]}, ...): "
             "choose another path"
         )
 
 
-def _known(values: Sequence[float | None], unknown: float) -> Tensor | None:
+def _values_or_none(values: Sequence[float | None], unknown: float) -> Tensor | None:
     """Return values as a tensor (n,), or None if none is known."""
     if all(value is None for value in values):
         return None
@@ -139,10 +109,10 @@ class PopulationWriter:
         if name is not None and not re.fullmatch(r"[0-9A-Za-z_]+", name):
             raise InputError(f"a writer's name has letters, digits and _, found {name!r}: choose another name")
         self.path, self.spec = Path(path), dict(spec)
-        self.shard_members = shard_members or min(_APPENDED, block_members(spec))
+        self.shard_members = shard_members or min(_BUFFERED, block_members(spec))
         self.name = name or secrets.token_hex(4)
         make_folder(self.path)
-        _refuse_strangers(self.path)
+        _check_folder(self.path)
         manifest = write_manifest(self.path, Manifest(self.spec, provenance or {}))
         self._identity = manifest.identity
         shards = read_shards(self.path, manifest)
@@ -186,7 +156,7 @@ class PopulationWriter:
         if len(self._facts) == self.shard_members:
             self.flush()
 
-    def extend(self, population: Members) -> None:
+    def extend(self, population: Population) -> None:
         """Add all members of a population, block by block; they are written before this returns."""
         check_spec(population.spec, self.spec, where="the population to append")
         self.flush()
@@ -200,7 +170,7 @@ class PopulationWriter:
             return
         chains, densities = [fact[0] for fact in self._facts], [fact[1] for fact in self._facts]
         tensors = {name: buffer[:count] for name, buffer in self._buffers.items()}
-        self._publish(Block(tensors, count, _known(chains, -1), _known(densities, float("nan"))))
+        self._publish(Block(tensors, count, _values_or_none(chains, -1), _values_or_none(densities, float("nan"))))
         # Nothing is called between these assignments, so that Ctrl-C comes before all or after all of them. If it came
         # before, the same shard will be written again, and found to be there.
         self._sequence, self._written, self._facts = self._sequence + 1, self._written + count, []
@@ -217,18 +187,14 @@ class PopulationWriter:
         try:
             write_shard(path, block, Origin(self.name, self._sequence, self._identity))
         except FileExistsError as error:
-            if holds(read_shard(path), block):
+            if holds_block(read_shard(path), block):
                 return
             raise StorageError(
                 f"{path} exists already, so another writer named {self.name} is at work: give each its own name"
             ) from error
 
 
-# ----------------------------------------------------------------------
-# Save a whole population, all or nothing.
-
-
-def save_folder(path: Path, blocks: Iterator[tuple[int, State]], population: Members) -> None:
+def save_folder(path: Path, blocks: Iterator[tuple[int, State]], population: Population) -> None:
     """Write blocks with the facts of `population` into a new population folder; each block becomes a shard."""
     with whole_folder(path) as folder:
         first = next(blocks, None)
@@ -239,7 +205,7 @@ def save_folder(path: Path, blocks: Iterator[tuple[int, State]], population: Mem
                 writer.write(block_at(start, tensors, population))
 
 
-def save_file(path: Path, tensors: State, population: Members) -> None:
+def save_file(path: Path, tensors: State, population: Population) -> None:
     """Write all members into one safetensors file; a file of this name is replaced when the new one is whole."""
     check_names(population.spec)
     make_folder(path.parent)

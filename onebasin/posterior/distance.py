@@ -58,7 +58,7 @@ class Scales:
             shape = self.symmetry.shapes[block.tensor]
             stop = starts[block.tensor] + math.prod(shape)
             places = block.take(torch.arange(starts[block.tensor], stop).reshape(1, *shape))
-            for foot in block.feet:
+            for foot in block.axes:
                 units = block.spread(foot, torch.arange(self.board.coordinates(foot.space))[None]).expand_as(places)
                 for generator, power in enumerate(foot.powers):
                     if power and (foot.space, generator) in self.gauges:

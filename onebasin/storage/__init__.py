@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         tensor_problems,
         write_tensors,
     )
-    from onebasin.storage.torch_file import check_plain, check_torch_file
+    from onebasin.storage.torch_file import check_pickle, check_plain, check_torch_file
 
 held, HeldElsewhere, looked_at = file_lock, LockedElsewhere, finding_of  # old names, until the branches are merged
 
@@ -60,6 +60,7 @@ __all__ = [
     "Tally",
     "TensorFile",
     "bytes_of",
+    "check_pickle",
     "check_plain",
     "check_same_run",
     "check_torch_file",

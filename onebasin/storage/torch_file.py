@@ -57,6 +57,17 @@ def check_torch_file(path: Path) -> None:
                 _follow(BytesIO(archive.read(entry)), 1, path)
 
 
+def check_pickle(content: bytes, where: str) -> None:
+    """Refuse a pickle that would hang its reader, or that is not whole; nothing of it is run.
+
+    Raises:
+        UnsafeFileError: it holds too many colliding keys, or containers that are too deep.
+        StorageError: it is truncated, damaged or no pickle.
+    """
+    if not _follow(BytesIO(content), 1, where):
+        raise StorageError(f"expected a whole pickle, but {where} is truncated, damaged or none: fetch it again")
+
+
 @dataclass(slots=True)
 class _Value:
     """What is known of a value that a pickle makes.
@@ -91,7 +102,8 @@ _READS = {
 }
 
 
-def _follow(file: BinaryIO, pickles: int, path: Path) -> None:
+def _follow(file: BinaryIO, pickles: int, path: Path | str) -> bool:
+    """Whether the first pickles of a file are whole; raises where they would hang their reader."""
     keys = steps = 0
     for _ in range(pickles):
         stack: list[_Value] = []
@@ -103,12 +115,13 @@ def _follow(file: BinaryIO, pickles: int, path: Path) -> None:
                 if keys > _KEYS or steps > STEPS or (stack and stack[-1].depth > _DEPTH):
                     break
         except Exception:
-            return  # no pickle, or a damaged one: the reader says so
+            return False
         if keys > _KEYS or steps > STEPS or (stack and stack[-1].depth > _DEPTH):
             raise UnsafeFileError(
                 f"expected tensors and settings in {path}, found {_excess(keys, steps)}, which only serve to keep its "
                 "reader busy: do not use the file unless you know its author"
             )
+    return True
 
 
 def _excess(keys: int, steps: int) -> str:

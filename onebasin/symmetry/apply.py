@@ -1,15 +1,25 @@
-"""How an element acts on tensors.
+"""How an element acts on tensors, and the algebra of elements.
 
-Most legs concern one axis at a time: they are composed into one index vector and one factor vector per axis, so that
-a tensor is gathered once per axis. Legs whose order depends on an index of another axis (grouped convolutions,
-stacked experts) take a slower road through an index tensor of full size.
+A space of n units with parents p (a *copy* for each combination of their indices) acts on a tensor that holds both as
+
+    new[p, i] = factor[p, i]^power * old[sigma(p), order[p, i]],
+
+with sigma the orders of the parents. Orders and factors are written in the coordinates of the result, so legs of
+parents must be composed before those of their children: `Symmetry.legs_of` lists them in that order, and a gather by
+`index` after one by `before` is the gather by `before[index]`.
+
+Most legs concern one axis at a time. They are composed into one index vector and one factor vector per axis, so that a
+tensor is gathered once per axis and multiplied once, however many spaces meet on it, at the cost of copying it.
+Legs whose order depends on an index of another axis (grouped convolutions, stacked experts) go through an index tensor
+of full size, with 16 bytes for each entry. Gathers copy bits, so permutations are exact in any dtype; factors are
+computed in float64 and rounded once.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,17 +27,12 @@ from torch import Tensor
 
 from onebasin.errors import SpecError, SymmetryError
 from onebasin.state import State
-from onebasin.symmetry.companions import moved_companion
-from onebasin.symmetry.constants import differing
 from onebasin.symmetry.space import Element
+from onebasin.symmetry.unmoved import differing, moved_companion
 
 if TYPE_CHECKING:
     from onebasin.symmetry.group import Symmetry
     from onebasin.symmetry.space import Grid, Leg, Space
-
-
-# ----------------------------------------------------------------------
-# The group's algebra: elements spread out over their symmetry, composed and inverted.
 
 
 class ExpandedElement:
@@ -193,10 +198,6 @@ def _spread(wide: ExpandedElement, many: int) -> ExpandedElement:
     return made
 
 
-# ----------------------------------------------------------------------
-# How an element acts on tensors.
-
-
 CHUNK_BYTES = 1 << 26
 Action = tuple[int, Tensor | None, Tensor | None]
 """Axis of the stacked tensor, index vectors (M, length), factors (M, ...); None where nothing happens."""
@@ -318,7 +319,7 @@ def _axis_action(
     for number, leg in legs:
         space = wide.symmetry.spaces[number]
         places = positions(leg.grid)
-        copies = _copies(space, leg, places, length)
+        copies = _copies(space.parents, leg.grid, leg.over, length, torch.get_default_device())
         if space.permutable:
             before = torch.arange(length).expand(wide.many, -1) if index is None else index
             order = wide.orders[number][:, copies]  # (M, rest, n)
@@ -341,28 +342,39 @@ def _powered(wide: ExpandedElement, number: int, leg: Leg) -> Tensor:
 
 
 def positions(grid: Grid) -> Tensor:
-    """Positions along the axis: (rest, n)."""
-    units = torch.cat([start + step * torch.arange(count) for start, count, step in grid.runs])
-    rest = torch.zeros(1, dtype=torch.long)
-    for size, step in grid.rest:
-        rest = (rest[:, None] + step * torch.arange(size)).reshape(-1)
-    return rest[:, None] + units
+    """Positions along the axis: (rest, n). The result is shared between calls: it must not be written to."""
+    return _positions(grid, torch.get_default_device())
+
+
+@lru_cache(maxsize=1024)
+def _positions(grid: Grid, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):  # tensors that are made in that mode cannot be used outside
+        units = torch.cat([start + step * torch.arange(count) for start, count, step in grid.runs])
+        rest = torch.zeros(1, dtype=torch.long)
+        for size, step in grid.rest:
+            rest = (rest[:, None] + step * torch.arange(size)).reshape(-1)
+        return rest[:, None] + units
 
 
 def labels(grid: Grid, length: int) -> Tensor:
     """For each position of an axis the number of the unit that stands there, -1 for none."""
-    found = torch.full((length,), -1, dtype=torch.long)
+    units = torch.full((length,), -1, dtype=torch.long)
     places = positions(grid)
-    found[places] = torch.arange(places.shape[1]).expand_as(places)
-    return found
+    units[places] = torch.arange(places.shape[1]).expand_as(places)
+    return units
 
 
-def _copies(space: Space, leg: Leg, places: Tensor, length: int) -> Tensor:
-    """Which copy of the space stands in each row of `places`: (rest,). All parents lie on the leg's own axis."""
-    copy = torch.zeros(len(places), dtype=torch.long)
-    for (_, size), grid in zip(space.parents, leg.over, strict=True):
-        copy = copy * size + labels(grid, length)[places[:, 0]]
-    return copy
+@lru_cache(maxsize=1024)
+def _copies(
+    parents: tuple[tuple[str, int], ...], grid: Grid, over: tuple[Grid, ...], length: int, device: torch.device
+) -> Tensor:
+    """Which copy of a space stands in each row of `positions(grid)`: (rest,). All parents lie on the same axis."""
+    with torch.inference_mode(False):
+        places = positions(grid)
+        copy = torch.zeros(len(places), dtype=torch.long)
+        for (_, size), parent in zip(parents, over, strict=True):
+            copy = copy * size + labels(parent, length)[places[:, 0]]
+        return copy
 
 
 def _take(tensor: Tensor, axis: int, index: Tensor, out: Tensor) -> Tensor:

@@ -1,6 +1,17 @@
-"""When two axes are the same: unification of terms, and the cuts that views and slices make.
+"""What an axis is made of, and when two axes are the same: unification of terms.
 
-A cut binds the atoms it goes through, so that every tensor that holds them is cut alike.
+An axis is a term over *atoms*, sets of units whose inner structure is not known. A view of an axis as (a, b) makes it a
+product, position = i_a * size_b + i_b; a concatenation makes it a sequence of pieces. A permutation of the units of an
+atom permutes every axis whose term holds that atom. So x + y keeps its meaning under all permutations iff both axes
+have the same term, and `unify` finds the most general term that both can be, as unification does in type inference:
+(4 x 3) and (2 x 6) meet in (2 x 2 x 3). A cut binds the atoms that it goes through, and binding is for good: every
+tensor that holds them is cut alike, whether it was met before or will be met later.
+
+Two claims are about one tensor and bind nothing: `Uniform`, all entries are equal, agrees with every term; `Fixed`,
+entries are addressed by their position (an input, a constant that differs from unit to unit), makes what it meets
+rigid. Where two terms have no common refinement (`StructureClash`) both become rigid: that misses a symmetry, and never
+invents one, while guessing a refinement would. Cost: the number of pieces and factors; `MANY_PIECES` and `DEEPEST`
+bound axes that are cut position by position.
 """
 
 from __future__ import annotations
@@ -9,10 +20,6 @@ import itertools
 import math
 from dataclasses import dataclass, field
 from typing import Any
-
-# ----------------------------------------------------------------------
-# What an axis of a tensor is made of, and when two axes are the same.
-
 
 MANY_PIECES = 64  # a concatenation of more single positions than this is only "positions": keeps the analysis linear
 
@@ -182,14 +189,14 @@ def _followed(term: Term) -> Term:
 
 def resolve(term: Term) -> Term:
     """Replace bound atoms by what they are bound to, all the way down."""
-    found = _followed(term)
-    if isinstance(found, Product):
-        found = product(found.factors)
-    elif isinstance(found, Concat):
-        found = concat(found.pieces)
-    if isinstance(term, Atom) and found is not term:
-        term.bound = found  # the way is gone only once
-    return found
+    resolved = _followed(term)
+    if isinstance(resolved, Product):
+        resolved = product(resolved.factors)
+    elif isinstance(resolved, Concat):
+        resolved = concat(resolved.pieces)
+    if isinstance(term, Atom) and resolved is not term:
+        term.bound = resolved  # chains of bindings are shortened, as in a union-find
+    return resolved
 
 
 def atoms(term: Term) -> list[Atom]:
@@ -214,10 +221,6 @@ def rigidify(term: Term, reason: Reason) -> None:
             atom.rigid = reason
 
 
-# ----------------------------------------------------------------------
-# When two axes are the same: unification of terms, and the cuts that views and slices make.
-
-
 DEEPEST = 128  # cuts inside of cuts; each takes three frames of Python's stack, which has a thousand
 
 
@@ -227,12 +230,12 @@ class StructureClash(Exception):  # noqa: N818 - not an error of the user's, but
 
 def _bind(atom: Atom, term: Term) -> Term:
     """Bind an atom to `term`; Uniform and Fixed are claims about one tensor, not about the class: they become atoms."""
-    made = _instantiate(term, atom.rigid)
-    if made is not atom:
-        atom.bound = made
+    bound = _instantiate(term, atom.rigid)
+    if bound is not atom:
+        atom.bound = bound
         if atom.rigid is not None:
-            rigidify(made, atom.rigid)
-    return made
+            rigidify(bound, atom.rigid)
+    return bound
 
 
 def whole(term: Term) -> Term:
@@ -246,8 +249,8 @@ def _instantiate(term: Term, rigid: Reason | None) -> Term:
     if isinstance(term, Uniform):
         return Atom(term.size, rigid)
     if isinstance(term, Fixed | Enumerated):
-        own = term.reason if isinstance(term, Fixed) else None
-        return Atom(term.size, rigid or own or Reason("it is tied to fixed positions"))
+        reason = term.reason if isinstance(term, Fixed) else None
+        return Atom(term.size, rigid or reason or Reason("it is tied to fixed positions"))
     if isinstance(term, Product):
         return product([_instantiate(factor, rigid) for factor in term.factors])
     if isinstance(term, Concat):
@@ -268,13 +271,15 @@ def unify(left: Term, right: Term, reason: Reason, depth: int = 0) -> Term:
         return left
     if left.size != right.size:
         raise StructureClash(f"lengths {left.size} and {right.size}")
+    # The order matters: equal entries agree with anything; positions make rigid whatever is not uniform; and only what
+    # neither is may be bound, since a binding holds for all tensors.
     for one, other in ((left, right), (right, left)):
         if isinstance(one, Uniform):
             return other
     for one, other in ((left, right), (right, left)):
         if isinstance(one, Fixed | Enumerated):
             rigidify(other, (one.reason if isinstance(one, Fixed) else None) or reason)
-            return _told_apart(other)
+            return _distinguished(other)
     for one, other in ((left, right), (right, left)):
         if isinstance(one, Atom):
             return _bind(one, other)
@@ -285,15 +290,15 @@ def unify(left: Term, right: Term, reason: Reason, depth: int = 0) -> Term:
     return _unify_compounds(left, right, reason, depth + 1)
 
 
-def _told_apart(term: Term) -> Term:
+def _distinguished(term: Term) -> Term:
     """A term with equal entries (copies of units) that something fixed has met: they are equal no more."""
     term = resolve(term)
     if isinstance(term, Uniform):
         return term if term.size == 1 else Fixed(term.size)
     if isinstance(term, Product):
-        return product([_told_apart(factor) for factor in term.factors])
+        return product([_distinguished(factor) for factor in term.factors])
     if isinstance(term, Concat):
-        return concat([_told_apart(piece) for piece in term.pieces])
+        return concat([_distinguished(piece) for piece in term.pieces])
     return term
 
 

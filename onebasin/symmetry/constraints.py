@@ -1,30 +1,32 @@
-"""A tensor seen as blocks: in each block every axis is a grid whose directions are atoms.
+"""What rules say about a traced function: which axes are walked in step, and how factors pass.
 
-When all rules have run, an axis is one or more `Strip`s: positions `start + sum_k i_k * step_k`, one direction per
-factor. A concatenation gives several strips, a flattened axis several directions. The blocks of a tensor are the
-combinations of its axes' strips, and each direction of each block that is an atom (a *leaf*) has exponents of its
-own.
+Running a rule for an operation does two things. It unifies axes (`tie`): where x + y is computed, permuting the units
+of x means permuting those of y. And it records how factors pass. Say unit i of an atom is scaled by lambda_i, and an
+entry of a tensor is thereby multiplied by lambda_i^e; then each operation is a linear relation between exponents e:
+
+    Relation   e(out) = sum over operands of power * e(operand), label by label; 0 over labels that `out` lacks
+    Move       out holds entries of its operand at other places, with their exponents
+    Pin        e = 0: an output, an argument of exp, a fixed input
+
+`solve` turns these into equations once all axes are known, because a later operation may still cut an axis and give its
+parts exponents of their own. Entries that are zero whatever the weights are say nothing, since 0 * lambda = 0: no
+relation is recorded for them, and weights that are only ever multiplied by zeros are reported instead (`hidden`).
+Cost: the number of operations, not of entries; no tensor of the model's size is touched.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cached_property
 
 from torch import Tensor
 
 from onebasin.symmetry.axes import (
     Atom,
-    Concat,
-    Enumerated,
     Family,
     Fixed,
     Parted,
-    Product,
     Reason,
     StructureClash,
     Term,
@@ -34,12 +36,8 @@ from onebasin.symmetry.axes import (
     unify,
     whole,
 )
-from onebasin.symmetry.constants import uniform_axes
 from onebasin.symmetry.trace import Graph, Node
-
-# ----------------------------------------------------------------------
-# The loom on which rules work: values with their axes, and the relations that decide about scales and signs.
-
+from onebasin.symmetry.unmoved import uniform_axes
 
 Power = Fraction | int | None
 """How an exponent passes through: out = power * in; None if only the exponent 0 may pass."""
@@ -252,190 +250,61 @@ def unflat_index(position: int, shape: Sequence[int]) -> Index:
     return tuple(reversed(index))
 
 
-def count(shape: Sequence[int]) -> int:
-    """Number of entries."""
-    return math.prod(shape)
+Range = tuple[int, int]
 
 
-# ----------------------------------------------------------------------
-# A tensor seen as blocks: in each block every axis is a grid whose directions are atoms.
-
-
-Fusions = dict[tuple[Atom, Atom], Atom]
-
-
+# Parameters that are only ever read in parts: rows 0 to 5 here, rows 6 to 17 there. Torch's attention keeps the
+# projections of queries, keys and values in one matrix, and cuts it when queries come from elsewhere than keys. The
+# parts are parameters of their own that happen to be stored together: their other axes need not belong to the same
+# units, as they would if the whole matrix had one term for each axis.
 @dataclass(frozen=True)
-class Direction:
-    """One factor of a strip: `size` positions, `step` apart; `atom` is None for positions that nothing moves."""
+class Pieces:
+    """The parts of one parameter along `axis`, by their first and last (exclusive) position."""
 
-    atom: Atom | None
-    size: int
-    step: int
-
-
-@dataclass(frozen=True)
-class Strip:
-    """Positions of an axis that form one grid."""
-
-    start: int
-    directions: tuple[Direction, ...]
-
-    def positions(self) -> Iterator[int]:
-        """All positions, last direction fastest."""
-        for index in itertools.product(*[range(direction.size) for direction in self.directions]):
-            yield self.start + sum(i * direction.step for i, direction in zip(index, self.directions, strict=True))
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """An atom's direction in one block of a value: the unit of bookkeeping for exponents."""
-
-    value: int
-    block: tuple[int, ...]
     axis: int
-    step: int
-    atom: Atom
+    values: dict[Range, Value]
+
+    def read(self, node: Node) -> tuple[Value, ...]:
+        """What a node that cuts the parameter gets, in order."""
+        return tuple(self.values[start, stop] for _, start, stop in _cuts(node) or ())
 
 
-def strips(term: Term, fusions: Fusions) -> tuple[Strip, ...]:
-    """The strips of an axis."""
-    return tuple(Strip(strip.start, _fused(strip.directions, fusions)) for strip in _strips(term))
+def parted(graph: Graph) -> dict[str, tuple[int, list[Range]]]:
+    """For each parameter that every reader cuts along one axis, into the same two or more parts: axis and parts."""
+    nodes: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if node.kind == "state":
+            nodes.setdefault(graph.shared.get(node.state_name, node.state_name), []).append(node)
+    parts = {}
+    for name, twins in nodes.items():
+        readers = [user for node in twins for user in node.users]
+        cuts = [_cuts(user) for user in readers]
+        if not readers or None in cuts or name in graph.entangled or twins[0].buffer or not twins[0].shape:
+            continue
+        spans = sorted({cut for several in cuts for cut in several or ()})
+        axes = {axis for axis, _, _ in spans}
+        ends = [0] + [stop for _, _, stop in spans]
+        if len(axes) == 1 and len(spans) > 1 and ends[:-1] == [start for _, start, _ in spans]:
+            axis = axes.pop()
+            if ends[-1] == twins[0].shape[axis] and len(twins[0].shape) > 1:
+                parts[name] = axis, [(start, stop) for _, start, stop in spans]
+    return parts
 
 
-def _strips(term: Term) -> list[Strip]:
-    term = resolve(term)
-    if isinstance(term, Atom):
-        return [Strip(0, (Direction(term, term.size, 1),))]
-    if isinstance(term, Enumerated):
-        return [Strip(position, ()) for position in range(term.size)]
-    if isinstance(term, Concat | Parted):
-        found, start = [], 0
-        for piece in term.pieces:
-            found += [Strip(start + strip.start, strip.directions) for strip in _strips(piece)]
-            start += piece.size
-        return found
-    if isinstance(term, Product):
-        found = [Strip(0, ())]
-        for factor in term.factors:
-            found = [
-                Strip(
-                    outer.start * factor.size + inner.start,
-                    (*[Direction(d.atom, d.size, d.step * factor.size) for d in outer.directions], *inner.directions),
-                )
-                for outer in found
-                for inner in _strips(factor)
-            ]
-        return found
-    return [Strip(0, (Direction(None, term.size, 1),))]
-
-
-def _fused(directions: Sequence[Direction], fusions: Fusions) -> tuple[Direction, ...]:
-    """Join neighbouring directions that always occur together."""
-    merged: list[Direction] = []
-    for direction in directions:
-        while merged and (atom := _fusion(merged[-1], direction, fusions)):
-            direction = Direction(atom, merged.pop().size * direction.size, direction.step)
-        merged.append(direction)
-    return tuple(merged)
-
-
-def _fusion(outer: Direction, inner: Direction, fusions: Fusions) -> Atom | None:
-    if outer.atom is None or inner.atom is None or outer.step != inner.size * inner.step:
+def _cuts(node: Node) -> list[tuple[int, int, int]] | None:
+    """The parts (axis, start, stop) that a node cuts out of its first operand; None if it does anything else."""
+    if node.short not in ("split_with_sizes", "split", "chunk", "slice"):
         return None
-    return fusions.get((outer.atom, inner.atom))
-
-
-def _members(token: Enumerated | Parted, found: Sequence[Strip]) -> list[int]:
-    """For each strip of an axis on which families hang, the number of the member that hangs there."""
-    if isinstance(token, Enumerated):
-        return list(range(token.size))
-    ends = list(itertools.accumulate(piece.size for piece in token.pieces))
-    return [sum(strip.start >= end for end in ends) for strip in found]
-
-
-class Blocks:
-    """The blocks of one value.
-
-    A block is named by one strip number per axis. With families (axes that depend on another) the strips of an axis
-    depend on the position along the other.
-    """
-
-    def __init__(self, value: Value, number: int, fusions: Fusions) -> None:
-        """Lay out `value`; `number` identifies it among all values."""
-        self.value, self.number = value, number
-        terms = [resolve(term) for term in value.axes]
-        self._tokens = {term: axis for axis, term in enumerate(terms) if isinstance(term, Enumerated | Parted)}
-        self._plain = [() if isinstance(term, Family) else strips(term, fusions) for term in terms]
-        self._families = {
-            axis: (self._tokens[term.token], [strips(member, fusions) for member in term.members])
-            for axis, term in enumerate(terms)
-            if isinstance(term, Family)
-        }
-        self._members = {axis: _members(token, self._plain[axis]) for token, axis in self._tokens.items()}
-        self._owners: dict[tuple[int, int], list[int]] = {}
-        self._leaves: dict[tuple[int, ...], list[tuple[Leaf, Direction]]] = {}
-
-    def axis_strips(self, axis: int, block: Sequence[int] | None = None) -> tuple[Strip, ...]:
-        """Strips of an axis; for a family, those at the block's position along its token axis."""
-        if axis not in self._families:
-            return self._plain[axis]
-        token, members = self._families[axis]
-        assert block is not None
-        return members[self._members[token][block[token]]]
-
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        """All block names."""
-        return iter(self._names)
-
-    @cached_property
-    def _names(self) -> list[tuple[int, ...]]:
-        order = sorted(range(len(self.value.axes)), key=lambda axis: axis in self._families)
-        names: list[dict[int, int]] = [{}]
-        for axis in order:
-            grown = []
-            for name in names:
-                filled = [name.get(i, 0) for i in range(len(self.value.axes))]
-                grown += [{**name, axis: strip} for strip in range(len(self.axis_strips(axis, filled)))]
-            names = grown
-        return [tuple(name[axis] for axis in range(len(self.value.axes))) for name in names]
-
-    def strip(self, block: Sequence[int], axis: int) -> Strip:
-        """The strip of a block along an axis."""
-        return self.axis_strips(axis, block)[block[axis]]
-
-    def base(self, block: Sequence[int]) -> Index:
-        """First index of a block."""
-        return tuple(self.strip(block, axis).start for axis in range(len(block)))
-
-    def leaves(self, block: tuple[int, ...]) -> list[tuple[Leaf, Direction]]:
-        """The atoms of a block."""
-        if block not in self._leaves:
-            self._leaves[block] = [
-                (Leaf(self.number, block, axis, direction.step, direction.atom), direction)
-                for axis in range(len(block))
-                for direction in self.strip(block, axis).directions
-                if direction.atom is not None
-            ]
-        return self._leaves[block]
-
-    def at(self, index: Index) -> tuple[int, ...]:
-        """The block that holds an index."""
-        block = [0] * len(index)
-        for axis in sorted(range(len(index)), key=lambda axis: axis in self._families):
-            block[axis] = self.strip_at(axis, index[axis], block)
-        return tuple(block)
-
-    def strip_at(self, axis: int, position: int, block: Sequence[int] | None = None) -> int:
-        """Number of the strip that holds a position of an axis."""
-        found = self.axis_strips(axis, block)
-        if len(found) == 1:
-            return 0
-        member = block[self._families[axis][0]] if axis in self._families and block is not None else -1
-        key = (axis, member)
-        if key not in self._owners:
-            owners = [0] * self.value.shape[axis]
-            for number, strip in enumerate(found):
-                for owned in strip.positions():
-                    owners[owned] = number
-            self._owners[key] = owners
-        return self._owners[key][position]
+    source, *rest = node.arguments
+    if node.short == "slice":
+        given = [*rest, *[0, None, None, 1][len(rest) :]]
+        axis = given[0] % len(source.shape)
+        first, last, step = slice(*given[1:]).indices(source.shape[axis])
+        return [(axis, first, last)] if step == 1 and first < last else None
+    sizes, dim = rest[0], rest[1] if len(rest) > 1 else node.options.get("dim", 0)
+    axis = dim % len(source.shape)
+    length = source.shape[axis]
+    if isinstance(sizes, int):
+        size = -(-length // sizes) if node.short == "chunk" else sizes
+        sizes = [min(size, length - start) for start in range(0, length, size)]
+    return [(axis, sum(sizes[:number]), sum(sizes[: number + 1])) for number in range(len(sizes))]

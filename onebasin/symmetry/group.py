@@ -11,9 +11,10 @@ so orders and factors are written in the coordinates of the result.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar, overload
@@ -24,13 +25,9 @@ from torch import Tensor, nn
 from onebasin.errors import SymmetryError
 from onebasin.state import State
 from onebasin.symmetry.apply import ExpandedElement, apply, apply_block, compose, invert, labels, positions
-from onebasin.symmetry.companions import COMPANIONS, Companions
-from onebasin.symmetry.independent import independent
+from onebasin.symmetry.solve import sparse_rank
 from onebasin.symmetry.space import FREEDOMS, Element, Grid, Leg, Space
-
-# ----------------------------------------------------------------------
-# Is a Symmetry that was read from a file one that can act? What a file says is believed only after this.
-
+from onebasin.symmetry.unmoved import COMPANIONS, Companions
 
 LARGEST = 1 << 26  # units of one space with all its copies: half a gigabyte of indices
 _SHIFT = 1e6  # of a variance
@@ -126,10 +123,6 @@ def _demand(fits: bool, expected: str, found: object) -> None:
         raise ValueError(f"expected {expected}, found {str(found)[:80]}")
 
 
-# ----------------------------------------------------------------------
-# A symmetry as a table that a person enjoys.
-
-
 MOST_RIGID = 12
 
 
@@ -187,10 +180,6 @@ def _rigid(symmetry: Symmetry) -> list[str]:
     return lines
 
 
-# ----------------------------------------------------------------------
-# The group: a `Symmetry` is plain data, its members are `Element`s.
-
-
 FORMAT = "onebasin symmetry 1"
 
 
@@ -244,7 +233,7 @@ class Symmetry:
     def log10_order(self) -> float:
         """Decimal logarithm of the number of equivalent networks by permutations and signs."""
         orders = sum(replace(space, generators=()).log10_order for space in self.spaces)
-        return orders + independent(self, "sign") * math.log10(2)
+        return orders + independent_factors(self, "sign") * math.log10(2)
 
     @cached_property
     def dimensions(self) -> int:
@@ -252,7 +241,7 @@ class Symmetry:
 
         It is the rank of the generators, which is less than their number where some act equally on all weights.
         """
-        return independent(self, "scale")
+        return independent_factors(self, "scale")
 
     # ------------------------------------------------------------------ elements
 
@@ -414,3 +403,123 @@ def _draw(kind: str, noise: Tensor) -> Tensor:
     if kind.endswith("sign"):
         return torch.where(noise < 0.5, -1.0, 1.0).double()
     return torch.exp(math.log(2) * (noise if kind == "norm-scale" else 2 * noise - 1))
+
+
+# How many factors of a symmetry are independent: generators of different spaces may act equally on all weights.
+#
+# Write s_X,g(i) for the logarithm of the factor of generator g of space X at index i = (parents..., unit). It
+# multiplies every entry that a leg of X covers by its power, so a combination of factors does nothing iff for all
+# entries
+#
+#     sum over legs X that cover the entry, and generators g, of  power * s_X,g(index of the entry) = 0.
+#
+# Cut each tensor into regions that every leg covers whole or not at all. In a region this is a sum of functions of
+# some of its directions each, zero everywhere. Every function of several indices is in one way a sum over subsets u
+# of them of functions that vanish as soon as one of their indices is 0, and a sum of functions is zero iff all these
+# terms are. So for every u there is one small system in the unknowns (X, g), with one equation for each region and
+# each way in which u stands there, and it counts once for each of the prod over u of (size - 1) values of the indices
+# in u that are not 0. The same holds for signs, over GF(2). Cost: the number of legs, not of units.
+Dim = tuple[int, bytes]  # an axis, and the number of the unit at each of its positions
+Standing = tuple[int, Leg, tuple[Dim, ...]]  # a leg in a region: its space, the leg, where each of its indices stands
+
+
+def independent_factors(symmetry: Symmetry, kind: str) -> int:
+    """Number of independent factors of the generators whose kind ends in `kind`: "scale" or "sign"."""
+    modulus = 2 if kind == "sign" else 0
+    chosen = {
+        number: [place for place, own in enumerate(space.generators) if own.endswith(kind)]
+        for number, space in enumerate(symmetry.spaces)
+    }
+    regions = [standing for name in symmetry.legs_of for standing in _regions(symmetry, name, chosen)]
+    names = _Names(symmetry)
+    for standing in regions:
+        names.join(standing)
+    systems: dict[frozenset[str], list[dict[tuple[int, int], int]]] = {}
+    for standing in regions:
+        for (form, _), row in _equations(standing, names, chosen).items():
+            systems.setdefault(form, []).append(row)
+    return sum(
+        math.prod(names.sizes[name] - 1 for name in form) * sparse_rank(rows, modulus) for form, rows in systems.items()
+    )
+
+
+class _Names:
+    """One name for each index; those that number the same positions are one."""
+
+    def __init__(self, symmetry: Symmetry) -> None:
+        self.indices = [(*[name for name, _ in space.parents], space.name) for space in symmetry.spaces]
+        self.sizes = {name: size for space in symmetry.spaces for name, size in space.parents}
+        self.sizes |= {space.name: space.size for space in symmetry.spaces}
+        self._first = {name: name for name in self.sizes}
+
+    def first(self, name: str) -> str:
+        while self._first[name] != name:
+            name = self._first[name]
+        return name
+
+    def join(self, standing: list[Standing]) -> None:
+        """Two spaces on the same positions number them alike."""
+        seen: dict[Dim, str] = {}
+        for space, _, dims in standing:
+            for name, dim in zip(self.indices[space], dims, strict=True):
+                known = self.first(seen.setdefault(dim, name))
+                if self.sizes[known] == self.sizes[name]:
+                    self._first[self.first(name)] = known
+
+
+def _regions(symmetry: Symmetry, tensor: str, chosen: dict[int, list[int]]) -> Iterator[list[Standing]]:
+    """The parts of a tensor that every leg with a factor covers whole or not at all, each with those that do."""
+    shape = symmetry.shapes[tensor]
+    legs = [
+        (number, leg)
+        for number, leg in symmetry.legs_of[tensor]
+        if any(place < len(leg.powers) and leg.powers[place] for place in chosen[number])
+    ]
+    marks: list[dict[Grid, Tensor]] = [{} for _ in shape]
+    for _, leg in legs:
+        for grid in (leg.grid, *leg.over, *leg.within):
+            if grid not in marks[grid.axis]:
+                marks[grid.axis][grid] = labels(grid, shape[grid.axis])
+    parts = [_classes(found, size) for found, size in zip(marks, shape, strict=True)]
+    for combination in itertools.product(*parts):
+        standing = []
+        for number, leg in legs:
+            held = [combination[grid.axis].get(grid) for grid in (*leg.over, leg.grid, *leg.within)]
+            if all(place is not None for place in held):
+                dims = [(grid.axis, combination[grid.axis][grid]) for grid in (*leg.over, leg.grid)]
+                standing.append((number, leg, tuple(dims)))
+        if standing:
+            yield standing
+
+
+def _classes(marks: dict[Grid, Tensor], size: int) -> list[dict[Grid, bytes]]:
+    """Positions of an axis that stand in the same grids: for each class, grid -> the units at its positions."""
+    found: dict[tuple[bool, ...], list[int]] = {}
+    inside = [(numbers >= 0).tolist() for numbers in marks.values()]
+    for position, key in enumerate(zip(*inside, strict=True) if marks else [()] * min(size, 1)):
+        found.setdefault(key, []).append(position)
+    return [
+        {
+            grid: numbers[places].numpy().tobytes()
+            for (grid, numbers), held in zip(marks.items(), key, strict=True)
+            if held
+        }
+        for key, places in found.items()
+    ]
+
+
+def _equations(
+    standing: list[Standing], names: _Names, chosen: dict[int, list[int]]
+) -> dict[tuple[frozenset[str], frozenset[Dim]], dict[tuple[int, int], int]]:
+    """(names of the indices, where they stand) -> powers by (space, generator)."""
+    rows: dict[tuple[frozenset[str], frozenset[Dim]], dict[tuple[int, int], int]] = {}
+    for number, leg, dims in standing:
+        places = [(dim, names.first(name)) for dim, name in zip(dims, names.indices[number], strict=True)]
+        for count in range(len(places) + 1):
+            for part in itertools.combinations(places, count):
+                key = frozenset(name for _, name in part), frozenset(dim for dim, _ in part)
+                row = rows.setdefault(key, {})
+                for place in chosen[number]:
+                    if place < len(leg.powers):
+                        row[number, place] = row.get((number, place), 0) + leg.powers[place]
+    return rows

@@ -1,8 +1,16 @@
 """Trace a module into a graph of functional aten operations; the only file that knows `torch.export`.
 
-The module is exported in evaluation mode, because that is the function whose symmetries we look for: dropout is the
-identity and batch norm uses its running statistics. Mode, hooks and attributes of the user's module are left as they
-were.
+The function is traced, not the tree of modules: `nn.ReLU`, `F.relu` and an overloaded operator become one operation, a
+module that is called twice appears twice, and a weight that a line of a forward function uses is seen. Decomposed to
+core aten, about 65 operations make up all common architectures, so one rule per operation covers them. In functional
+form nothing is written in place: a node's value depends on its arguments alone, which is what rules rely on.
+
+The module is exported in evaluation mode, because dropout is the identity there and batch norm an affine map; what
+training mode adds is left to the proof by evaluation. Mode, hooks and attributes of the user's module are left as they
+were. What torch refuses is tried again: first with views that may copy (decompositions change strides), then by a
+strict export. A size that depends on values gets a prime of its own (`_Sizes`).
+
+Cost: one export per traced example, 0.1 to 0.6 s for small networks, which is three quarters of a discovery.
 """
 
 from __future__ import annotations
@@ -109,6 +117,7 @@ def trace(model: nn.Module, inputs: Inputs) -> Graph:
 
 def joined(graphs: Sequence[Graph]) -> Graph:
     """Several traces of one model as one graph with several outputs: what keeps all of them keeps each."""
+    # A symmetry of a graph with several outputs keeps each of them, so joining intersects the groups exactly.
     where = next((graph.open_sizes for graph in graphs if graph.open_sizes), "")
     nodes = tuple(node for graph in graphs for node in graph.nodes)
     return Graph(nodes, graphs[0].shared, graphs[0].entangled, where)

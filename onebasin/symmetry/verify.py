@@ -1,9 +1,21 @@
 """Proof by evaluation: f(g.w, x) against f(w, x) in float64, for random elements g.
 
-Weights are made generic first: ones and zeros, as layers are initialised, would hide errors; constants of the model
-(frozen parameters, masks) keep their own values. Whatever the model casts
-to a shorter floating type is kept in float64, so that a symmetry shows an error of rounding size and nothing else
-does.
+The difference d(g, w, x) = f(g.w, x) - f(w, x) is piecewise analytic in weights, inputs and scales. If it is not zero
+everywhere on a piece, it vanishes there on a set of measure zero only, so one draw from a continuous distribution shows
+it with probability one. That argument needs four precautions, and each was bought by a model that deceived the proof:
+
+* Weights and inputs are made generic: ones, zeros and equal entries, as layers are initialised, would hide errors.
+  Constants of the model (frozen parameters, masks) keep their values, since the claim is about these.
+* Orders and signs are discrete, so probability does not help: elements are chosen such that whatever may move does, and
+  no two things always move together (`moving_elements`).
+* Everything is kept in float64, whatever the model casts to: a symmetry then shows an error of rounding size, 1e-15 to
+  1e-12, and an error of the analysis one of the size of the outputs; in float32 deep networks fill the gap between.
+* The function that is trained counts, so training mode is evaluated too. Noise would differ between f(w) and f(g.w),
+  and is replaced by constants, at three levels, because at one value a wrong freedom may cancel (`NOISES`).
+
+Cost: the unmoved network once for each experiment, and the moved one once for each element and experiment: with three
+elements 6 forward passes for a deterministic model, 18 for one with dropout. Only if the elements of the whole group
+fail is every space and freedom tried by itself.
 """
 
 from __future__ import annotations
@@ -21,11 +33,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from onebasin.errors import InputError, SymmetryError
-from onebasin.functional import Inputs, call_arguments, evaluation_mode, global_seed, nothing_remembered, training_mode
+from onebasin.functional import Inputs, Inventory, call_arguments, global_seed, nothing_remembered
 from onebasin.state import State, state_of
 from onebasin.symmetry.group import Symmetry
 from onebasin.symmetry.space import FREEDOMS, Element
 from onebasin.symmetry.trace import shared_memory
+from onebasin.symmetry.unmoved import with_noise
 
 TOLERANCE = 1e-9
 DRAWS = 3  # elements of a proof; see `moving_elements`
@@ -49,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Proof:
-    """What `verify` found: one row per space and freedom, and a last one for elements of the whole group.
+    """Result of `verify`: one row per space and freedom, and a last one for elements of the whole group.
 
     `notes` are sentences about what could not be tried.
     """
@@ -151,6 +164,7 @@ def proven(
     bench = _Bench(model, symmetry, inputs, seed, training, brief)
     if bench.notes and not brief:
         symmetry = replace(symmetry, unexplained=(*symmetry.unexplained, *bench.notes))
+    # The whole group first: three elements instead of three for every space and freedom.
     if max(bench.errors(symmetry, draws=1 if brief else DRAWS)) <= tolerance:
         return symmetry
     removed: tuple[dict[str, list[str]], dict[str, list[str]]] = ({}, {})
@@ -159,18 +173,18 @@ def proven(
             evaluation, trained = bench.errors(symmetry, (space.name,), (freedom,))
             if max(evaluation, trained) > tolerance:
                 removed[evaluation <= tolerance].setdefault(space.name, []).append(freedom)
-    rest = symmetry.without(removed[0], reason)
-    rest = rest.without(
+    proved = symmetry.without(removed[0], reason)
+    proved = proved.without(
         removed[1],
         "it keeps the function in evaluation mode, but not in training mode, so it is no symmetry of what is trained "
         "(training=False looks at evaluation alone)",
     )
-    if rest.spaces and max(bench.errors(rest)) > tolerance:
-        everything = {space.name: space.freedoms for space in rest.spaces}
-        rest = rest.without(
+    if proved.spaces and max(bench.errors(proved)) > tolerance:
+        everything = {space.name: space.freedoms for space in proved.spaces}
+        proved = proved.without(
             everything, "its freedoms pass the proof one by one but not together (please report the model)"
         )
-    return rest
+    return proved
 
 
 def moving_elements(
@@ -196,10 +210,11 @@ def moving_elements(
             for element, mask in zip(drawn, turned, strict=True):
                 rows = element.orders[space.name].view(-1, space.size)
                 for copy, moves in enumerate(mask.tolist()):
-                    around = rows[copy].clone()
+                    # A random order of the units, read as a cycle: each goes to the place of its predecessor.
+                    cycle = rows[copy].clone()
                     rows[copy] = torch.arange(space.size)
                     if moves:
-                        rows[copy, around] = around.roll(1)
+                        rows[copy, cycle] = cycle.roll(1)
         for number, kind in enumerate(space.generators):
             if kind.endswith("sign") and kind in freedoms:
                 flipped = _codes(space.copies * space.size, generator)
@@ -240,7 +255,7 @@ class _Bench:
         training: Training,
         brief: bool = False,
     ) -> None:
-        self.model = model
+        self.model, self.inventory = model, Inventory(model)
         self.generator = torch.Generator().manual_seed(seed)
         self.notes: list[str] = []
         variances = {leg.tensor for space in symmetry.spaces for leg in space.legs if leg.shift}
@@ -283,8 +298,7 @@ class _Bench:
         the largest of the example, 0 and 1 included; if the model refuses that, without 0 and 1; if it refuses that
         too, the entries of the example are shuffled; else they stay, and a note says so.
         """
-        noisy = tree_map(self._noisy, given)
-        leaves, rebuild = tree_flatten(noisy)
+        leaves, rebuild = tree_flatten(with_noise(given, self.generator))
         for place, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor) or leaf.is_floating_point() or leaf.is_complex() or not leaf.numel():
                 continue
@@ -307,15 +321,9 @@ class _Bench:
         fresh = tree_unflatten(leaves, rebuild)
         return fresh, self._outputs(fresh)
 
-    def _noisy(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            return value
-        noise = torch.randn(value.shape, generator=self.generator, dtype=torch.float64).to(value.device)
-        return value + 0.5 * noise
-
     def _between(self, value: Tensor, low: int, high: int) -> Tensor:
-        made = torch.randint(low, high + 1, value.shape, generator=self.generator)
-        return made.to(device=value.device, dtype=value.dtype)
+        drawn = torch.randint(low, high + 1, value.shape, generator=self.generator)
+        return drawn.to(device=value.device, dtype=value.dtype)
 
     def _from_zero(self, value: Tensor) -> Tensor:
         return self._between(value, min(0, int(value.min())), max(1, int(value.max())))
@@ -332,8 +340,10 @@ class _Bench:
         if training is False:
             return
         asked = training is not None
-        call = fresh if training is None or training is True else tree_map(self._noisy, _wide(call_arguments(training)))
-        calls = [call] if asked else [call, tree_map(self._doubled, call)]
+        call = fresh
+        if training is not None and training is not True:
+            call = with_noise(_wide(call_arguments(training)), self.generator)
+        calls = [call] if asked else [call, with_noise(call, self.generator, times=2)]
         reason = ""
         for call in calls:  # a batch of one has no batch statistics
             try:
@@ -362,11 +372,6 @@ class _Bench:
             "give the inputs of a training call as training=, or training=False if evaluation is all that counts"
         )
 
-    def _doubled(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or not value.dim():
-            return value
-        return self._noisy(value.repeat(2, *[1] * (value.dim() - 1)))
-
     def _outputs(
         self,
         call: Any,
@@ -380,8 +385,8 @@ class _Bench:
         buffers = {name: _widened(buffer) for name, buffer in self.model.named_buffers()}
         # A forward pass may update buffers in place.
         updated = {name: state.get(name, buffer).clone() for name, buffer in buffers.items()}
-        mode = training_mode if training else evaluation_mode
-        with _same_conditions(), mode(self.model), torch.no_grad(), _Float64(training, epsilon, noise) as run:
+        mode = self.inventory.training_mode() if training else self.inventory.evaluation_mode()
+        with _same_conditions(), mode, torch.no_grad(), _Float64(training, epsilon, noise) as run:
             result = torch.func.functional_call(self.model, {**state, **updated}, arguments, options, tie_weights=False)
         self.random = run.random
         return [leaf.double() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -415,6 +420,8 @@ class _Bench:
         """Largest relative error of a call's outputs; in training mode with the epsilon that rounds less."""
         call, training, noise = experiment.call, experiment.training, experiment.noise
         error = _largest(experiment.values, self._outputs(call, moved, training, noise=noise))
+        # A norm in training mode divides by the deviation of the batch, where a channel that hardly varies is rounding
+        # noise over a tiny epsilon. With a larger epsilon a true symmetry has a small error; a wrong one has not.
         if training and error > TOLERANCE:
             before, after = (self._outputs(call, state, True, EPSILONS[1], noise) for state in (self.state, moved))
             error = min(error, _largest(before, after))

@@ -122,7 +122,7 @@ def compare_pair(here: Setting, swaps: int, pair: Pair) -> Row:
 
 def midpoint_barrier(here: Setting, a: ob.State, b: ob.State) -> float:
     """Barrier of the test loss where the paper's code takes it."""
-    return ob.barrier(here.problem.model, a, b, *here.problem.test, points=3).midpoint
+    return ob.barrier(here.problem.model, a, b, here.problem.test, points=3).midpoint
 
 
 @dataclass(frozen=True)

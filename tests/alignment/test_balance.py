@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin.alignment.balance import (
+    Balancer,
     Descent,
-    SquaresLayout,
+    MassLayout,
     balance,
-    balancing,
+    balancing_scales,
     common_steps,
-    holds,
-    without_held_biases,
+    lifts_of,
+    without_lifted_biases,
 )
 from onebasin.alignment.layout import BlockLayout
 from onebasin.errors import InputError, SpecError
@@ -184,10 +185,10 @@ def test_every_step_goes_down(name: str) -> None:
     """Sweeps and common steps never raise what they minimise, also where a space meets itself."""
     _, state, symmetry = found(name)
     oracle = Oracle.of(state, symmetry)
-    layout = SquaresLayout.of(BlockLayout.of(symmetry, statistics=True))
+    layout = MassLayout.of(BlockLayout.of(symmetry, statistics=True))
     stacked = {key: tensor[None] for key, tensor in state.items()}
-    held = holds(layout, layout.reduce(stacked), stacked)
-    mass = without_held_biases(layout.reduce(stacked), held)
+    held = lifts_of(layout, layout.reduce(stacked), stacked)
+    mass = without_lifted_biases(layout.reduce(stacked), held)
     frozen = [torch.zeros(1, gauge.size, dtype=torch.bool) for gauge in mass.gauges]
     descent = Descent(mass, held, frozen)
     values = [oracle.value(np.zeros(len(oracle.columns)))]
@@ -332,10 +333,10 @@ def networks(name: str, count: int, dtype: torch.dtype = torch.float64) -> ob.Po
 def test_a_population_is_balanced_member_by_member(name: str, tmp_path, monkeypatch) -> None:
     _, _, symmetry = found(name)
     population = networks(name, 5)
-    monkeypatch.setattr(sys.modules[balance.__module__], "LARGE", 2 * population.nbytes // 5)  # blocks of two
-    seen: list[tuple[int, int]] = []
-    result = exact(population, symmetry, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(2, 5), (4, 5), (5, 5)] and result.element.members == 5
+    monkeypatch.setattr(sys.modules[balance.__module__], "_LARGE_BLOCK", 2 * population.nbytes // 5)  # blocks of two
+    seen: list[tuple[int, int, str]] = []
+    result = exact(population, symmetry, progress=lambda *news: seen.append(news))
+    assert seen == [(2, 5, "balancing"), (4, 5, "balancing"), (5, 5, "balancing")] and result.element.members == 5
     for member in range(5):
         alone = exact(population.member(member), symmetry)
         assert float(result.mass_after[member]) == pytest.approx(float(alone.mass_after), rel=1e-13)
@@ -345,7 +346,7 @@ def test_a_population_is_balanced_member_by_member(name: str, tmp_path, monkeypa
     assert all(torch.equal(on_disk.population.tensor(key), result.population.tensor(key)) for key in population.names)
     applied = symmetry.apply(result.element, population)
     assert all(torch.equal(applied.tensor(key), result.population.tensor(key)) for key in population.names)
-    batch = balancing(BlockLayout.of(symmetry, statistics=True), population.stacked(), tolerance=1e-12)
+    batch = balancing_scales(BlockLayout.of(symmetry, statistics=True), population.stacked())
     for key, factor in result.element.factors.items():
         torch.testing.assert_close(batch.factors[key], factor)
     assert str(result).startswith("5 networks balanced in at most") and "excess in %" in result.profile()
@@ -368,11 +369,13 @@ def test_dead_units_get_a_normal_form_where_asked() -> None:
     _, state, symmetry = found("residual_mlp")
     state = copy.deepcopy(state)
     state["down.0.weight"][:, 1] = 0.0
-    board = BlockLayout.of(symmetry, statistics=True)
+    layout = MassLayout.of(BlockLayout.of(symmetry, statistics=True))
+    balancer = Balancer(layout, biases=True, norms="unit", tolerance=1e-9, sweeps=1000, dead="unit")
     made = []
     for seed in (1, 2):
         start = symmetry.apply(symmetry.random(seed, freedoms=("scale",)), state)
-        element = balancing(board, {key: tensor[None] for key, tensor in start.items()}, dead="unit").member(0)
+        solved = balancer.solve({key: tensor[None] for key, tensor in start.items()}, 0)
+        element = balancer.element(solved).member(0)
         made.append(symmetry.apply(element, start))
     for key in state:
         torch.testing.assert_close(made[0][key], made[1][key], rtol=1e-9, atol=1e-9)

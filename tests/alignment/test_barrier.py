@@ -109,7 +109,7 @@ def test_linear_regression_is_a_parabola(size: int, examples: int, seed: int, ha
     """L(t) = (1 - t) L(0) + t L(1) - t (1 - t) mean((x (b - a))^2), exactly."""
     x, y = normal(examples, size, seed=seed), normal(examples, seed=seed + 1)
     a, b = {"w": normal(size, seed=seed + 2)}, {"w": normal(size, seed=seed + 3)}
-    found = barrier(Point(size), a, b, x, y, points=2 * half + 1, loss="mse", batch=7)
+    found = barrier(Point(size), a, b, (x, y), points=2 * half + 1, loss="mse", batch=7)
     t = torch.linspace(0, 1, 2 * half + 1, dtype=torch.float64)
     left, right = (((x @ end["w"] - y) ** 2).mean() for end in (a, b))
     bow = ((x @ (b["w"] - a["w"])) ** 2).mean()
@@ -119,7 +119,7 @@ def test_linear_regression_is_a_parabola(size: int, examples: int, seed: int, ha
     assert found.midpoint == pytest.approx(-float(bow) / 4, rel=1e-9, abs=1e-12)
     assert found.error is None and found.error_max is None and found.error_midpoint is None
     upside_down = barrier(
-        Point(size), a, b, x, y, points=2 * half + 1, loss=lambda out, target: -((out - target) ** 2).mean()
+        Point(size), a, b, (x, y), points=2 * half + 1, loss=lambda out, target: -((out - target) ** 2).mean()
     )
     on_grid = max(float(s * (1 - s) * bow) for s in t)
     assert upside_down.max == pytest.approx(on_grid, rel=1e-9, abs=1e-12)
@@ -128,11 +128,11 @@ def test_linear_regression_is_a_parabola(size: int, examples: int, seed: int, ha
 def test_above_the_chord_and_above_the_mean_of_the_ends_differ() -> None:
     """On the way from 0 to 1 the square root rises at most 1/4 above its chord, at 1/4; the cube never does."""
     a, b, x, y = {"w": torch.zeros(1)}, {"w": torch.ones(1)}, torch.ones(4, 1), torch.zeros(4)
-    root = barrier(Point(1), a, b, x, y, loss=lambda out, _: out.sqrt())
+    root = barrier(Point(1), a, b, (x, y), loss=lambda out, _: out.sqrt())
     assert root.max == pytest.approx(0.25, abs=1e-7)
     assert float(root.t[(root.loss - root.t).argmax()]) == 0.25
     assert root.midpoint == pytest.approx(0.5**0.5 - 0.5, abs=1e-7)
-    cube = barrier(Point(1), a, b, x, y, loss=lambda out, _: out**3)
+    cube = barrier(Point(1), a, b, (x, y), loss=lambda out, _: out**3)
     assert cube.max == 0 and cube.midpoint == 0.125 - 0.5
     assert float(cube.loss.max() - cube.loss[[0, -1]].mean()) == 0.5  # what "max minus mean of ends" would have said
 
@@ -141,7 +141,7 @@ def test_error_has_the_same_two_barriers() -> None:
     """The class is the sign of w: wrong until the middle, where the first class wins the tie, right after it."""
     model = nn.Linear(1, 2, bias=False)
     a, b = {"weight": torch.tensor([[1.0], [-1.0]])}, {"weight": torch.tensor([[-1.0], [1.0]])}
-    found = barrier(model, a, b, torch.ones(3, 1), torch.ones(3).long(), points=5)
+    found = barrier(model, a, b, (torch.ones(3, 1), torch.ones(3).long()), points=5)
     assert found.error is not None and found.error.tolist() == [1, 1, 1, 0, 0]
     assert found.error_max == 0.5 and found.error_midpoint == 0.5
 
@@ -154,7 +154,7 @@ def test_a_permuted_copy_is_one_permutation_away(
     use_elements(monkeypatch, symmetry.invert(element), symmetry.invert(element))
     model, (x, y) = Mlp(), rings(0)
     assert losses(model, trained, x, y).loss < 0.2
-    found = barrier(model, trained, moved, x, y, points=11, test=rings(1), symmetry=symmetry)
+    found = barrier(model, trained, moved, (x, y), points=11, test=rings(1), symmetry=symmetry)
     assert found.test is not None and found.aligned is not None and found.aligned.test is not None
     for raw, straight in ((found, found.aligned), (found.test, found.aligned.test)):
         assert raw.max > 0.3 and raw.midpoint > 0.3
@@ -166,7 +166,7 @@ def test_a_permuted_copy_is_one_permutation_away(
 def test_the_way_to_an_equivalent_network_is_found(trained: State, symmetry: ob.Symmetry) -> None:
     """With the search itself: permuted and rescaled, and brought back."""
     moved = symmetry.apply(symmetry.random(4), wide(trained))
-    found = barrier(Mlp(), wide(trained), moved, *rings(0), points=5, symmetry=symmetry)
+    found = barrier(Mlp(), wide(trained), moved, rings(0), points=5, symmetry=symmetry)
     assert found.aligned is not None and found.max > 0.3
     assert found.aligned.max == pytest.approx(0, abs=1e-6)
 
@@ -182,7 +182,7 @@ def test_ends_may_be_modules_and_nothing_changes() -> None:
     kept = [{n: t.clone() for n, t in m.state_dict().items()} for m in (model, first, second)]
     x_before, flags = x.clone(), [m.training for m in model.modules()]
     for variance in (None, "recalibrate", "repair"):
-        found = barrier(model, first, second, x, y, points=3, variance=variance)
+        found = barrier(model, first, second, (x, y), points=3, variance=variance)
         assert found.loss[0] == losses(model, state_of(first), x, y).loss  # the ends are never corrected
         assert found.loss[-1] == losses(model, state_of(second), x, y).loss
     for m, before in zip((model, first, second), kept, strict=True):
@@ -214,11 +214,12 @@ def test_inference_mode_makes_no_difference() -> None:
     with torch.inference_mode():
         c, d, z = ({n: t.clone() for n, t in a.items()}, {n: t.clone() for n, t in b.items()}, x.clone())
     for variance in VARIANCES:
-        expected = barrier(model, a, b, x, y, points=3, variance=variance)
+        expected = barrier(model, a, b, (x, y), points=3, variance=variance)
         for inside in (True, False):
             with torch.inference_mode(inside):
-                for ends in ((a, b, x), (c, d, z)):
-                    assert torch.equal(barrier(model, *ends, y, points=3, variance=variance).loss, expected.loss)
+                for first, second, inputs in ((a, b, x), (c, d, z)):
+                    found = barrier(model, first, second, (inputs, y), points=3, variance=variance)
+                    assert torch.equal(found.loss, expected.loss)
 
 
 def test_live_parameters_are_read_without_their_gradients(symmetry: ob.Symmetry, trained: State) -> None:
@@ -226,8 +227,8 @@ def test_live_parameters_are_read_without_their_gradients(symmetry: ob.Symmetry,
     b = wide(noisy(Mlp(), 3), torch.float32)
     live, alive = ({name: nn.Parameter(value.clone()) for name, value in state.items()} for state in (a, b))
     for variance in (None, "repair"):
-        plain = barrier(Mlp(), a, b, x, y, points=3, symmetry=symmetry, variance=variance)
-        found = barrier(Mlp(), live, alive, x.requires_grad_(), y, points=3, symmetry=symmetry, variance=variance)
+        plain = barrier(Mlp(), a, b, (x, y), points=3, symmetry=symmetry, variance=variance)
+        found = barrier(Mlp(), live, alive, (x.requires_grad_(), y), points=3, symmetry=symmetry, variance=variance)
         assert plain.aligned is not None and found.aligned is not None
         assert torch.equal(found.loss, plain.loss) and torch.equal(found.aligned.loss, plain.aligned.loss)
         assert not found.loss.requires_grad
@@ -250,7 +251,7 @@ def test_corrections_act_between_the_ends() -> None:
         "repair": repair(model, quarter, targets, x).state,
     }
     for variance, state in by_hand.items():
-        found = barrier(model, a, b, x, y, points=5, variance=variance)
+        found = barrier(model, a, b, (x, y), points=5, variance=variance)
         assert float(found.loss[1]) == losses(model, state, x, y).loss
     assert len({losses(model, state, x, y).loss for state in by_hand.values()}) == 3
 
@@ -537,7 +538,7 @@ def test_the_report_tells_permutation_from_scale(
         assert control["gain"] is None and control["midpoint_barrier"] == pytest.approx(0, abs=1e-9)
         assert hot["midpoint_loss"] == control["midpoint_loss"] and hot["error_barrier"] == repaired["error_barrier"]
     assert rows["temperature", "train"]["midpoint_loss"] <= rows["variance", "train"]["midpoint_loss"]
-    raw_path = barrier(model, start, moved, *train, points=5, test=test)
+    raw_path = barrier(model, start, moved, train, points=5, test=test)
     assert report.steps[0].path.max == raw_path.max
     data = json.loads(report.to_json())
     assert data["rows"] == report.rows and len(data["curves"]) == 12 and data["t"] == [0, 0.25, 0.5, 0.75, 1]
@@ -605,13 +606,13 @@ def misspelt(function: Callable[..., Any], *args: Any, **options: Any) -> Callab
 @pytest.mark.parametrize(
     ("call", "kind", "text"),
     [
-        (lambda: barrier(Point(1), A, A, X, Y, points=10, loss="mse"), InputError, "must be in the middle"),
-        (lambda: barrier(Point(1), A, A, X, Y, points=1, loss="mse"), InputError, "must be in the middle"),
-        (lambda: barrier(Point(1), A, A, X, Y, loss="mse", variance="more"), InputError, "choose one of them"),
-        (lambda: barrier(Point(1), A, A, X, Y, loss="mse", variance="recalibrate"), InputError, "nothing to recal"),
-        (lambda: barrier(Point(1), A, A, X, torch.zeros(3), loss="mse"), InputError, r"t = 0.000: .* same length"),
-        (lambda: barrier(Point(1), A, {"w": torch.zeros(2)}, X, Y, loss="mse"), SpecError, "one architecture"),
-        (lambda: barrier(Point(2), A, A, X, Y, loss="mse"), SpecError, "one architecture"),
+        (lambda: barrier(Point(1), A, A, (X, Y), points=10, loss="mse"), InputError, "must be in the middle"),
+        (lambda: barrier(Point(1), A, A, (X, Y), points=1, loss="mse"), InputError, "must be in the middle"),
+        (lambda: barrier(Point(1), A, A, (X, Y), loss="mse", variance="more"), InputError, '"recalibrate" or "repair"'),
+        (lambda: barrier(Point(1), A, A, (X, Y), loss="mse", variance="recalibrate"), InputError, "nothing to recal"),
+        (lambda: barrier(Point(1), A, A, (X, torch.zeros(3)), loss="mse"), InputError, r"t = 0.000: .* same length"),
+        (lambda: barrier(Point(1), A, {"w": torch.zeros(2)}, (X, Y), loss="mse"), SpecError, "one architecture"),
+        (lambda: barrier(Point(2), A, A, (X, Y), loss="mse"), SpecError, "one architecture"),
         (misspelt(barrier, Point(1), A, {"w": [0.0]}, X, Y, loss="mse"), SpecError, "only dense tensors"),
         (
             misspelt(barrier, Point(1), A, A, X, Y, varience="repair"),
@@ -627,7 +628,7 @@ def misspelt(function: Callable[..., Any], *args: Any, **options: Any) -> Callab
         (misspelt(barrier_report, Point(1), A, A, None, (X, Y), calibrate=3), InputError, "mean 'calibration'?"),
         (misspelt(barrier_report, Point(1), A, A, None, (X, Y), variance=3), InputError, "It knows batch, calibration"),
         (
-            lambda: barrier(Point(1), A, {"w": torch.full((1,), torch.nan)}, X, Y, points=3, loss="mse"),
+            lambda: barrier(Point(1), A, {"w": torch.full((1,), torch.nan)}, (X, Y), points=3, loss="mse"),
             InputError,
             "t = 0.500: .* NaN or infinity in the weights",
         ),

@@ -27,17 +27,17 @@ def moved_by_coordinates(block: TensorBlock, wide: ExpandedElement, part: Tensor
     """What the element does to a block (*dims, rest), worked out from sources of coordinates and factors."""
     places = torch.meshgrid(*[torch.arange(size) for size in block.dims], indexing="ij")
     origin, factor = list(places), torch.ones(block.dims, dtype=torch.float64)
-    for foot in block.feet:
-        sizes = [block.dims[dim] for dim in foot.dims]
+    for axis in block.axes:
+        sizes = [block.dims[dim] for dim in axis.dims]
         coordinate = torch.zeros(block.dims, dtype=torch.long)
-        for dim in foot.dims:
+        for dim in axis.dims:
             coordinate = coordinate * block.dims[dim] + places[dim]
-        found = torch.unravel_index(sources(wide, foot.space)[0][coordinate], sizes)
-        for dim, index in zip(foot.dims, found, strict=True):
+        found = torch.unravel_index(sources(wide, axis.space)[0][coordinate], sizes)
+        for dim, index in zip(axis.dims, found, strict=True):
             origin[dim] = index
-        for number, power in enumerate(foot.powers):
-            factor = factor * wide.factors[foot.space][number].reshape(-1)[coordinate] ** power
-    shift = max(foot.shift for foot in block.feet)
+        for number, power in enumerate(axis.powers):
+            factor = factor * wide.factors[axis.space][number].reshape(-1)[coordinate] ** power
+    shift = max(axis.shift for axis in block.axes)
     return (part[tuple(origin)] + shift) * factor[..., None] - shift
 
 
@@ -72,16 +72,16 @@ def test_blocks_hold_every_entry_with_a_leg_once(case: Case) -> None:
 
 
 def test_spread_and_gather_are_adjoint() -> None:
-    """<spread(t), x> = <t, gather(x)> for every foot."""
+    """<spread(t), x> = <t, gather(x)> for every axis."""
     symmetry = prepared(next(case for case in BATTERY if case.name == "grouped"))[2]
     generator = torch.Generator().manual_seed(0)
     for block in BlockLayout.of(symmetry).blocks:
-        for foot in block.feet:
-            table = torch.randn(3, symmetry.spaces[foot.space].copies * symmetry.spaces[foot.space].size,
+        for axis in block.axes:
+            table = torch.randn(3, symmetry.spaces[axis.space].copies * symmetry.spaces[axis.space].size,
                                 generator=generator, dtype=torch.float64)  # fmt: skip
             part = torch.randn(3, *block.dims, generator=generator, dtype=torch.float64)
-            left = (block.spread(foot, table)[..., 0] * part).sum()
-            torch.testing.assert_close(left, (table * block.gather(foot, part)).sum())
+            left = (block.spread(axis, table)[..., 0] * part).sum()
+            torch.testing.assert_close(left, (table * block.gather(axis, part)).sum())
 
 
 def test_statistics_are_left_out_unless_asked_for() -> None:

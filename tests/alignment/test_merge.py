@@ -46,7 +46,7 @@ def with_norm() -> nn.Module:
 def test_the_mean_of_the_members(members: int, seed: int, weighted: bool) -> None:
     population = networks(with_norm(), members, seed)
     weights = normal(members, seed=seed).abs() + 0.1 if weighted else torch.ones(members).double()
-    found = merge(population, variance=None, weights=weights if weighted else None)
+    found = merge(None, population, variance=None, weights=weights if weighted else None)
     for name, value in population.stacked().items():
         if value.is_floating_point():
             expected = sum(w * v for w, v in zip(weights, value, strict=True)) / weights.sum()
@@ -58,7 +58,7 @@ def test_the_mean_of_the_members(members: int, seed: int, weighted: bool) -> Non
 def test_blocks_are_streamed_from_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     population = networks(with_norm(), 7, dtype=torch.float32)
     population.save(tmp_path / "population")
-    stored, plain = Population.open(tmp_path / "population"), merge(population, variance=None, weights=range(7))
+    stored, plain = Population.open(tmp_path / "population"), merge(None, population, variance=None, weights=range(7))
     blocks = Population.blocks
     sizes = []
 
@@ -68,7 +68,7 @@ def test_blocks_are_streamed_from_the_disk(tmp_path: Path, monkeypatch: pytest.M
             yield start, block
 
     monkeypatch.setattr(Population, "blocks", small)
-    found = merge(stored, variance=None, weights=range(7))
+    found = merge(None, stored, variance=None, weights=range(7))
     assert sizes == [3, 3, 1]
     assert all(torch.equal(found[name], value) for name, value in plain.items())
 
@@ -79,14 +79,14 @@ def test_dtypes_come_back_and_sums_are_wide(dtype: torch.dtype) -> None:
     big = 60000.0 if dtype == torch.float16 else 1e8
     values = torch.tensor([[big], [1.0], [-big], [2.0]]).to(dtype)
     same = torch.full((4, 1), big).to(dtype)
-    found = merge(Population.from_stacked({"w": values, "v": same}))
+    found = merge(None, Population.from_stacked({"w": values, "v": same}))
     assert found["w"].dtype == found["v"].dtype == dtype
     assert complex(found["w"]) == 0.75 and torch.equal(found["v"], same[0])
 
 
 def test_one_member_is_itself() -> None:
     population = networks(with_norm(), 1, dtype=torch.float32)
-    found = merge(population, model=with_norm(), inputs=normal(20, 3))
+    found = merge(with_norm(), population, data=normal(20, 3))
     assert all(torch.equal(found[name], value) for name, value in population.member(0).items())
 
 
@@ -103,10 +103,10 @@ def test_members_are_aligned_first(monkeypatch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(population=symmetry.apply(symmetry.invert(elements), population))
 
     x = normal(20, 3)
-    searched = outputs(model, merge(copies, symmetry), x)  # by the search itself, into whatever basin it chose
+    searched = outputs(model, merge(None, copies, symmetry), x)  # by the search itself, into whatever basin it chose
     torch.testing.assert_close(searched, outputs(model, state, x), rtol=1e-6, atol=1e-6)
     monkeypatch.setattr(import_module("onebasin.alignment.merge"), "align", align)
-    found, raw = merge(copies, symmetry), merge(copies)
+    found, raw = merge(None, copies, symmetry), merge(None, copies)
     for name, value in state.items():
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=0)
     assert not torch.allclose(raw["0.weight"], state["0.weight"], atol=0.1)
@@ -115,16 +115,16 @@ def test_members_are_aligned_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_statistics_of_the_mean_are_measured() -> None:
     model, x, population = with_norm(), normal(50, 3), networks(with_norm(), 3)
-    plain = merge(population, variance=None)
+    plain = merge(None, population, variance=None)
     for variance in ("auto", "recalibrate"):
-        found = merge(population, model=model, inputs=x, variance=variance)
+        found = merge(model, population, data=x, variance=variance)
         expected = recalibrate(model, plain, x)
         assert all(torch.equal(found[name], expected[name]) for name in expected)
     entering = x @ plain["0.weight"].T + plain["0.bias"]
     torch.testing.assert_close(found["1.running_var"], entering.var(0))
     without = nn.Sequential(nn.Linear(3, 2))  # nothing to recalibrate, and nobody insisted
-    unchanged = merge(networks(without, 2), model=without, inputs=x)
-    assert torch.equal(unchanged["0.weight"], merge(networks(without, 2))["0.weight"])
+    unchanged = merge(without, networks(without, 2), data=x)
+    assert torch.equal(unchanged["0.weight"], merge(None, networks(without, 2))["0.weight"])
 
 
 class Pair(nn.Module):
@@ -145,16 +145,16 @@ def test_a_model_may_return_what_it_likes() -> None:
     population = networks(gru, 2)
     symmetry = ob.discover(gru, torch.zeros(2, 5, 3))
     for group in (None, symmetry):
-        found, plain = merge(population, group, model=gru, inputs=x), merge(population, group)
+        found, plain = merge(gru, population, group, data=x), merge(None, population, group)
         assert all(torch.equal(found[name], value) for name, value in plain.items())
-    assert merge(population, model=gru, inputs=normal(6, 5, 99)).keys() == plain.keys()  # could not be run on these
+    assert merge(gru, population, data=normal(6, 5, 99)).keys() == plain.keys()  # could not be run on these
     pair, y = Pair(), normal(50, 3)
     members = networks(pair, 3)
     expected = recalibrate(
-        pair.whole, {n.removeprefix("whole."): t for n, t in merge(members, variance=None).items()}, y
+        pair.whole, {n.removeprefix("whole."): t for n, t in merge(None, members, variance=None).items()}, y
     )
     for variance in ("auto", "recalibrate"):
-        found = merge(members, model=pair, inputs=y, variance=variance)
+        found = merge(pair, members, data=y, variance=variance)
         assert all(torch.equal(found[f"whole.{name}"], value) for name, value in expected.items())
 
 
@@ -164,10 +164,10 @@ def test_live_parameters_and_inference_mode_give_plain_tensors() -> None:
         [{n: nn.Parameter(t) if t.is_floating_point() else t for n, t in member.items()} for member in population]
     )
     for variance in ("auto", "repair"):
-        plain = merge(population, model=model, inputs=x, variance=variance)
-        found = merge(live, model=model, inputs=x, variance=variance, weights=torch.ones(3, requires_grad=True))
+        plain = merge(model, population, data=x, variance=variance)
+        found = merge(model, live, data=x, variance=variance, weights=torch.ones(3, requires_grad=True))
         with torch.inference_mode():
-            inside = merge(population, model=model, inputs=x, variance=variance)
+            inside = merge(model, population, data=x, variance=variance)
         for name, value in plain.items():
             assert torch.equal(found[name], value) and torch.equal(inside[name], value)
             assert not found[name].requires_grad
@@ -176,7 +176,7 @@ def test_live_parameters_and_inference_mode_give_plain_tensors() -> None:
 def test_repair_gives_units_the_mean_spread_of_the_members() -> None:
     model, x, population = with_norm(), normal(50, 3), networks(with_norm(), 3)
     weights = [0.5, 0.25, 0.25]
-    found = merge(population, model=model, inputs=x, variance="repair", weights=weights)
+    found = merge(model, population, data=x, variance="repair", weights=weights)
     parts = [unit_statistics(model, member, x)["3.weight"] for member in population]
     mean, std = unit_statistics(model, found, x)["3.weight"]
     torch.testing.assert_close(mean, sum(w * part[0] for w, part in zip(weights, parts, strict=True)))
@@ -189,14 +189,19 @@ TWO = Population.from_stacked({"w": torch.zeros(2, 1)})
 @pytest.mark.parametrize(
     ("call", "kind", "text"),
     [
-        (lambda: merge(TWO[:0]), InputError, "add members"),
-        (lambda: merge(TWO, weights=[1.0]), InputError, "one per member"),
-        (lambda: merge(TWO, weights=[1.0, -1.0]), InputError, "one per member"),
-        (lambda: merge(TWO, weights=[0.0, 0.0]), InputError, "one per member"),
-        (lambda: merge(TWO, weights=[1.0, float("nan")]), InputError, "one per member"),
-        (lambda: merge(TWO, variance="more"), InputError, "choose one"),
-        (lambda: merge(TWO, variance="repair"), InputError, "give model= and inputs="),
-        (lambda: merge(Population.from_stacked({"w": torch.full((2, 1), torch.nan)})), SpecError, "is not finite"),
+        (lambda: merge(None, TWO[:0]), InputError, "add members"),
+        (lambda: merge(None, TWO, weights=[1.0]), InputError, "one per member"),
+        (lambda: merge(None, TWO, weights=[1.0, -1.0]), InputError, "one per member"),
+        (lambda: merge(None, TWO, weights=[0.0, 0.0]), InputError, "one per member"),
+        (lambda: merge(None, TWO, weights=[1.0, float("nan")]), InputError, "one per member"),
+        (lambda: merge(None, TWO, variance="more"), InputError, "or None, found"),
+        (lambda: merge(TWO, None), InputError, "give None as the model"),
+        (lambda: merge(None, TWO, variance="repair"), InputError, "give a model and data="),
+        (
+            lambda: merge(None, Population.from_stacked({"w": torch.full((2, 1), torch.nan)})),
+            SpecError,
+            "is not finite",
+        ),
     ],
 )
 def test_refusals(call: Callable[[], Any], kind: type[Exception], text: str) -> None:

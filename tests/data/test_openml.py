@@ -1,23 +1,21 @@
-"""OpenML: a local server that speaks its paths, and the text format of its tables."""
+"""OpenML through scikit-learn: its reader against answers that lie here, and its failures as sentences."""
 
 import hashlib
+import io
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.client import BadStatusLine
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError, URLError
 
 import numpy as np
 import pytest
+import sklearn.datasets
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from sklearn.utils import Bunch
 
-from onebasin.data import openml
-from onebasin.data import openml as download
 from onebasin.data.load import load
-from onebasin.data.openml import read_table
+from onebasin.data.openml import cache_folder, read_openml
 from onebasin.errors import DiskError, InputError, StorageError
 
 TABLE = """% a comment
@@ -31,297 +29,227 @@ TABLE = """% a comment
 1,sunny,1.5,yes
 % another
 2,'partly cloudy',-2e3,no
-
-3, rain , 0.25 ,yes
+3,rain,0.25,yes
 """
+KINDS = {"id": "numeric", "outlook": "nominal", "wind speed": "numeric", "play": "nominal"}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ONEBASIN_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 class Server:
-    """Answers by path; counts what it was asked."""
+    """Answers scikit-learn by the end of an address; counts what it was asked."""
 
-    def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, bytes]] = {}
+    def __init__(self, table: str = TABLE, target: str = "play", md5: str | None = None) -> None:
         self.asked: list[str] = []
-        self.cut = False
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.asked.append(self.path)
-                code, content = outer.answers.get(self.path, (412, b'{"error":{"code":"372","message":"No results"}}'))
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content[: len(content) // 2] if outer.cut else content)
-
-            def log_message(self, *arguments: Any) -> None:
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.address = f"http://127.0.0.1:{self.http.server_port}"
-        self.thread = threading.Thread(target=self.http.serve_forever, kwargs={"poll_interval": 0.01})
-        self.thread.start()
-
-    def offer(self, number: int, table: str, **about: Any) -> None:
-        file = f"/data/v1/download/{number}/table.arff"
+        features = [
+            {
+                "index": str(number),
+                "name": name,
+                "data_type": kind,
+                "is_target": str(name == target).lower(),
+                "is_ignore": "false",
+                "number_of_missing_values": "0",
+                "is_row_identifier": str(name == "id").lower(),
+            }
+            for number, (name, kind) in enumerate(KINDS.items())
+        ]
         description = {
-            "id": str(number),
+            "id": "61",
             "name": "weather",
+            "version": "1",
             "format": "ARFF",
-            "url": f"{self.address}{file}",
-            "default_target_attribute": "play",
-            "md5_checksum": hashlib.md5(table.encode()).hexdigest(),
-            **about,
+            "status": "active",
+            "description": "",
+            "url": "https://openml.org/data/v1/download/61/table.arff",
+            "md5_checksum": md5 or hashlib.md5(table.encode()).hexdigest(),
         }
-        self.answers[file] = 200, table.encode()
-        self.describe(number, {"data_set_description": description})
+        rows = [{"did": 61, "version": 1, "status": "active"}, {"did": 9, "version": 3, "status": "active"}]
+        self.answers = {
+            "data/61": json.dumps({"data_set_description": description}),
+            "features/61": json.dumps({"data_features": {"feature": features}}),
+            "qualities/61": json.dumps({"data_qualities": {"quality": [{"name": "NumberOfInstances", "value": "3"}]}}),
+            "table.arff": table,
+            "data_name/weather/limit/2/status/active/": json.dumps({"data": {"dataset": rows}}),
+        }
 
-    def describe(self, number: int, answer: Any) -> None:
-        self.answers[f"/api/v1/json/data/{number}"] = 200, json.dumps(answer).encode()
-
-    def close(self) -> None:
-        self.http.shutdown()
-        self.http.server_close()
-        self.thread.join()
-
-
-@pytest.fixture
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setenv("ONEBASIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    found = Server()
-    yield found
-    found.close()
+    def urlopen(self, request: Any, *arguments: Any, **options: Any) -> Any:
+        url = request if isinstance(request, str) else request.full_url
+        self.asked.append(url)
+        for end, text in self.answers.items():
+            if url.endswith(end):
+                answer: Any = io.BytesIO(text.encode())
+                answer.info = dict
+                return answer
+        raise HTTPError(url, 412, "unknown", {}, io.BytesIO(b"{}"))  # type: ignore[arg-type]
 
 
-def files_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+def serve(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Server:
+    server = Server(**options)
+    monkeypatch.setattr("sklearn.datasets._openml.urlopen", server.urlopen)
+    return server
 
 
-def test_a_table_by_number(server: Server, tmp_path: Path) -> None:
-    server.offer(61, TABLE, row_id_attribute="id")
-    parts = openml.read_openml("61", download=True, server=server.address)
+def answer(monkeypatch: pytest.MonkeyPatch, result: Any) -> list[dict[str, Any]]:
+    """Let `fetch_openml` return or raise something; the list of its arguments."""
+    asked: list[dict[str, Any]] = []
+
+    def fetch(**options: Any) -> Any:
+        asked.append(options)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    monkeypatch.setattr(sklearn.datasets, "fetch_openml", fetch)
+    return asked
+
+
+def table(**changes: Any) -> Bunch:
+    return Bunch(
+        **{
+            "data": np.array([[0.0, 1.5], [1.0, 2.5], [2.0, 3.5]]),
+            "target": np.array(["b", "a", "b"], dtype=object),
+            "feature_names": ["outlook", "wind"],
+            "categories": {"outlook": ["sunny", "cloudy", "rain"]},
+            **changes,
+        }
+    )
+
+
+def test_a_table_by_number(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    server = serve(monkeypatch)
+    parts = read_openml("61", download=True)
     assert parts.train is not None
     assert parts.train[0].tolist() == [[1, 0, 0, 1.5], [0, 1, 0, -2000], [0, 0, 1, 0.25]]
     assert parts.train[1].tolist() == [1, 0, 1]
-    assert (parts.name, parts.classes, parts.test) == ("weather", 2, None)
-    assert files_in(tmp_path / "cache") == ["61.arff", "61.json"]
+    assert (parts.name, parts.classes, parts.test) == ("61", 2, None)
+    assert (cache / "openml" / "61.npz").is_file()
     asked = len(server.asked)
-    again = load("openml/61", server=server.address)  # from the cache, without the network
+    again = load("openml/61")  # from the cache, without the network
     assert len(server.asked) == asked
     assert (len(again.train[0]), len(again.test[0])) == (2, 1)
 
 
-def test_a_name_means_the_oldest_active_version(server: Server) -> None:
-    rows = [{"did": 9, "name": "weather", "version": 3}, {"did": 5, "name": "weather", "version": 1}]
-    server.answers["/api/v1/json/data/list/data_name/weather/status/active"] = (
-        200,
-        json.dumps({"data": {"dataset": rows}}).encode(),
-    )
-    server.offer(5, TABLE, ignore_attribute=["id", "outlook"])
-    found = load("openml/weather", download=True, server=server.address)
-    assert found.train[0].shape[1] == 1
-    assert [path.split("/")[-1] for path in server.asked] == ["active", "5", "table.arff"]
-    asked = len(server.asked)
-    load("openml/weather", server=server.address)
-    assert len(server.asked) == asked
+def test_a_name_means_an_active_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch)
+    assert load("openml/weather", download=True).classes == 2
+    assert load("openml/weather").classes == 2
+    with pytest.raises(InputError, match="check the name"):
+        load("openml/nothing", download=True)
 
 
-def test_nothing_is_asked_without_permission(server: Server) -> None:
-    server.offer(61, TABLE)
+def test_values_are_predicted_as_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, target="wind speed")
+    found = load("openml/61", download=True)
+    assert found.classes is None
+    assert found.train[1].shape == (2, 1)
+    answer(monkeypatch, table(target=np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])))
+    assert load("openml/7", download=True).train[1].shape == (2, 2)
+
+
+def test_a_wrong_digest_is_not_kept(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    serve(monkeypatch, md5="0" * 32)
+    with pytest.raises(InputError, match="md5"):
+        load("openml/61", download=True)
+    assert not list(cache.glob("openml/*.npz"))
+
+
+def test_nothing_is_asked_without_permission(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    asked = answer(monkeypatch, table())
     with pytest.raises(StorageError, match=r"in the cache.*download=True.*--download"):
-        load("openml/61", server=server.address)
-    assert server.asked == []
+        load("openml/61")
+    assert asked == []
+    load("openml/61", download=True)
+    load("openml/61", download=True)
+    (options,) = asked
+    assert (options["data_id"], options["data_home"]) == (61, cache)
+    assert load("openml/A b", download=True).classes == 2
+    assert asked[-1]["name"] == "A b"
 
 
-def test_a_wrong_digest_is_not_kept(server: Server, tmp_path: Path) -> None:
-    server.offer(61, TABLE, md5_checksum="0" * 32)
-    with pytest.raises(StorageError, match=r"expected md5 0{32}.*arrived damaged and was not kept"):
-        load("openml/61", download=True, server=server.address)
-    assert files_in(tmp_path / "cache") == ["61.json"]
-
-
-def test_damage_in_the_cache_is_noticed_and_mended(server: Server, tmp_path: Path) -> None:
-    server.offer(61, TABLE)
-    first = load("openml/61", download=True, server=server.address)
-    file = next((tmp_path / "cache").rglob("61.arff"))
-    file.write_text(TABLE.replace("1.5", "1.6"))
-    with pytest.raises(StorageError, match=r"damaged after its download.*--download"):
-        load("openml/61", server=server.address)
-    again = load("openml/61", download=True, server=server.address)
-    assert torch.equal(again.train[0], first.train[0])
-
-
-def test_a_cut_answer_is_not_kept(server: Server, tmp_path: Path) -> None:
-    server.offer(61, TABLE)
-    server.cut = True
-    with pytest.raises(StorageError):
-        load("openml/61", download=True, server=server.address)
-    server.answers["/table"] = 200, b"0123456789"
-    with pytest.raises(StorageError, match=r"expected 10 bytes from .*, found 5: try again"):
-        download.fetch(f"{server.address}/table", tmp_path / "cache" / "table")
-    assert files_in(tmp_path / "cache") == []
-
-
-def test_offline_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Server) -> None:
-    server.close()
-    with pytest.raises(StorageError, match=r"expected an answer from http://127.0.0.1:\d+.*connect.*digits needs no"):
-        load("openml/iris", download=True, server=server.address)
-    monkeypatch.setattr(server, "close", lambda: None)  # the fixture would close it again
-    assert files_in(tmp_path / "cache") == []
-
-
-def test_a_silent_server_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
-    monkeypatch.setenv("ONEBASIN_CACHE", str(tmp_path))
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(download, "SECONDS", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
-        with pytest.raises(StorageError, match="timed out"):
-            load("openml/61", download=True, server=address)
-
-
-def test_what_the_server_does_not_know_or_cannot_do(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no active data set 'nothing' "):
-        load("openml/nothing", download=True, server=server.address)
-    with pytest.raises(InputError, match="no active data set '7'"):
-        load("openml/7", download=True, server=server.address)
-    server.answers["/api/v1/json/data/8"] = 503, b"later"
-    with pytest.raises(StorageError, match="HTTP 503: try again later"):
-        load("openml/8", download=True, server=server.address)
-    assert files_in(tmp_path / "cache") == []
+def test_damage_in_the_cache_is_noticed(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    answer(monkeypatch, table())
+    first = load("openml/61", download=True)
+    file = cache / "openml" / "61.npz"
+    content = bytearray(file.read_bytes())
+    content[content.index(np.float32(1.5).tobytes())] ^= 1
+    for damaged in (bytes(content), content[:-20], b""):
+        file.write_bytes(damaged)
+        with pytest.raises(StorageError, match=r"damaged after its download.*--download"):
+            load("openml/61", download=True)
+    file.unlink()
+    assert torch.equal(load("openml/61", download=True).train[0], first.train[0])
 
 
 @pytest.mark.parametrize(
-    ("answer", "error", "told"),
+    ("error", "kind", "words"),
     [
-        ([], StorageError, "JSON of an answer"),
-        ({"data_set_description": {"id": "61"}}, StorageError, "description with an address"),
-        ({"data_set_description": {"url": "x", "format": "parquet"}}, InputError, "found parquet"),
-        (
-            {"data_set_description": {"url": "file:///etc/passwd", "default_target_attribute": "a"}},
-            StorageError,
-            "http or",
-        ),
+        (HTTPError("u", 412, "m", {}, None), InputError, "no active data set '8'"),  # type: ignore[arg-type]
+        (HTTPError("u", 404, "m", {}, None), InputError, "no active data set '8'"),  # type: ignore[arg-type]
+        (HTTPError("u", 503, "m", {}, None), StorageError, "HTTP 503: try again later"),  # type: ignore[arg-type]
+        (URLError("no route"), StorageError, r"expected an answer.*no route.*digits needs no"),
+        (TimeoutError("timed out"), StorageError, "timed out"),
+        (ConnectionResetError("reset"), StorageError, "connect to the network"),
+        (BadStatusLine("SSH-2.0"), StorageError, "connect to the network"),
+        (ValueError("STRING attributes are not supported"), InputError, r"STRING.*give it as \.npz"),
+        (KeyError("data_set_description"), InputError, "cannot read openml/8"),
     ],
 )
-def test_strange_answers(server: Server, answer: Any, error: type, told: str) -> None:
-    server.describe(61, answer)
-    with pytest.raises(error, match=told):
-        load("openml/61", download=True, server=server.address)
+def test_what_goes_wrong_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, error: Exception, kind: type[Exception], words: str
+) -> None:
+    answer(monkeypatch, error)
+    with pytest.raises(kind, match=words):
+        load("openml/8", download=True)
+    assert not list(cache.rglob("*.npz"))
 
 
-def test_an_answer_that_is_no_json_is_not_believed_again(server: Server, tmp_path: Path) -> None:
-    server.answers["/api/v1/json/data/61"] = 200, b"<html>"
-    with pytest.raises(StorageError, match="expected JSON"):
-        load("openml/61", download=True, server=server.address)
-    assert files_in(tmp_path / "cache") == []
-    server.offer(61, TABLE)
-    assert load("openml/61", download=True, server=server.address).classes == 2
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data": np.array([[0.0, np.nan], [1.0, 2.5], [2.0, 3.5]])}, "gaps in wind"),
+        ({"target": None}, "inputs and a target"),
+        ({"target": np.array([["a", "b"]] * 3, dtype=object)}, "found 2 targets"),
+        ({"data": np.zeros((3, 0)), "feature_names": [], "categories": {}}, "inputs and a target"),
+        ({"categories": {"outlook": ["x"] * (1 << 30)}}, "one column per category"),
+    ],
+)
+def test_tables_that_cannot_be_learned(monkeypatch: pytest.MonkeyPatch, changes: Any, words: str) -> None:
+    if changes.get("categories"):  # a list of a billion names, without its memory
+        changes = {"categories": {"outlook": range(1 << 30)}}
+    answer(monkeypatch, table(**changes))
+    with pytest.raises(InputError, match=words):
+        load("openml/8", download=True)
 
 
-def test_limits_and_full_disks(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.answers["/large"] = 200, bytes(3 << 20)
-    with pytest.raises(StorageError, match="at most 1,000,000 bytes"):
-        download.fetch(f"{server.address}/large", tmp_path / "x", largest=1_000_000)
+def test_classes_are_numbered_by_number_or_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, (levels, numbers) in enumerate(
+        [(["10", "9", "9"], [1, 0, 0]), (["b", "é", "b"], [0, 1, 0]), (["2", "x", "1"], [1, 2, 0])]
+    ):
+        answer(monkeypatch, table(target=np.array(levels, dtype=object)))
+        parts = read_openml(str(number), download=True)
+        assert parts.train is not None
+        assert parts.train[1].tolist() == numbers
+
+
+def test_sparse_tables_become_dense(monkeypatch: pytest.MonkeyPatch) -> None:
+    from scipy.sparse import csr_matrix
+
+    answer(monkeypatch, table(data=csr_matrix(table().data), categories=None))
+    parts = read_openml("1", download=True)
+    assert parts.train is not None
+    assert parts.train[0].tolist() == [[0, 1.5], [1, 2.5], [2, 3.5]]
+
+
+def test_full_disks_and_the_place_of_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answer(monkeypatch, table())
     (tmp_path / "file").touch()
-    with pytest.raises(DiskError, match="ONEBASIN_CACHE"):
-        download.fetch(f"{server.address}/large", tmp_path / "file" / "x")
-    assert files_in(tmp_path) == ["file"]
+    monkeypatch.setenv("ONEBASIN_CACHE", str(tmp_path / "file"))
+    with pytest.raises(DiskError, match="not a folder"):
+        load("openml/1", download=True)
     monkeypatch.delenv("ONEBASIN_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert download.cache_folder() == tmp_path / "xdg" / "onebasin"
-
-
-def test_targets_of_every_kind(server: Server) -> None:
-    server.offer(1, TABLE, default_target_attribute="wind speed")
-    values = load("openml/1", download=True, server=server.address)
-    assert values.classes is None
-    assert values.train[1].shape == (2, 1)
-    server.offer(2, TABLE, default_target_attribute="id,wind speed")
-    assert load("openml/2", download=True, server=server.address).train[1].shape == (2, 2)
-    server.offer(3, TABLE, default_target_attribute=None)
-    with pytest.raises(InputError, match="does not say what to predict"):
-        load("openml/3", download=True, server=server.address)
-    parts = openml.read_openml("3", server=server.address, target="outlook")
-    assert parts.classes == 3
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "error", "told"),
-    [
-        ("1.5", "?", InputError, "found wind speed missing in row 1"),
-        ("1.5", "hot", StorageError, "others in row 1"),
-        ("sunny,1.5", "snow,1.5", StorageError, "others in row 1"),
-        ("1,sunny,1.5,yes", "1,sunny,1.5", StorageError, "4 values in row 1"),
-        ("1,sunny,1.5,yes", "{0 1, 2 1.5}", InputError, "sparse rows"),
-        ("id INTEGER", "id STRING", InputError, "found string in 'id'"),
-        ("@data", "@dada", StorageError, "attributes and @data"),
-        ("@attribute id INTEGER", "@attribute id", StorageError, "@attribute NAME KIND"),
-        ("play {no,yes}", "played {no,yes}", InputError, "expected 'play' among the attributes"),
-    ],
-)
-def test_tables_that_cannot_be_read(old: str, new: str, error: type, told: str) -> None:
-    with pytest.raises(error, match=told):
-        read_table(TABLE.replace(old, new, 1).splitlines(), "play", "here")
-
-
-def test_a_table_without_rows_or_inputs() -> None:
-    head = TABLE.split("1,sunny")[0]
-    with pytest.raises(StorageError, match="rows after @data"):
-        read_table(head.splitlines(), "play", "here")
-    with pytest.raises(InputError, match="beside the target"):
-        read_table(TABLE.splitlines(), "play", "here", ["id", "outlook", "wind speed"])
-
-
-def test_quotes_in_names() -> None:
-    lines = ["@attribute 'it\\'s' real", '@attribute "a \\"b\\"" real', "@data", "1,2"]
-    assert read_table(lines, "it's", "here")[1].tolist() == [[1.0]]
-    assert read_table(lines, 'a "b"', "here")[1].tolist() == [[2.0]]
-
-
-def test_scipy_reads_the_same(tmp_path: Path) -> None:
-    from scipy.io import arff
-
-    path = tmp_path / "table.arff"
-    text = TABLE.replace("'partly cloudy'", "cloudy").replace(" rain ", "rain")  # scipy knows neither in rows
-    path.write_text(text)
-    rows, about = arff.loadarff(path)
-    inputs, targets, classes = read_table(text.splitlines(), "play", "here")
-    assert inputs[:, 0].tolist() == rows["id"].tolist()
-    assert np.allclose(inputs[:, 4], rows["wind speed"])
-    levels = about["play"][1]
-    assert [levels[target].encode() for target in targets] == rows["play"].tolist()
-    assert classes == len(levels)
-
-
-LEVEL = st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"), max_size=8)
-
-
-@settings(deadline=None)
-@given(st.data(), st.sampled_from("'\""), st.lists(LEVEL, min_size=1, max_size=4, unique=True))
-def test_quoted_levels_and_numbers_survive(data: st.DataObject, quote: str, levels: list[str]) -> None:
-    def quoted(text: str) -> str:
-        return quote + text.replace("\\", "\\\\").replace(quote, "\\" + quote) + quote
-
-    rows = data.draw(
-        st.lists(
-            st.tuples(st.floats(width=32, allow_nan=False, allow_infinity=False), st.sampled_from(levels)),
-            min_size=1,
-            max_size=5,
-        )
-    )
-    lines = [
-        "@relation r",
-        "@attribute a real",
-        f"@attribute {quoted('the b')} {{{','.join(map(quoted, levels))}}}",
-        "@data",
-    ]
-    lines += [f"{value!r},{quoted(level)}" for value, level in rows]
-    inputs, targets, classes = read_table(lines, "the b", "here")
-    assert inputs[:, 0].tolist() == [value for value, _ in rows]
-    assert [levels[target] for target in targets] == [level for _, level in rows]
-    assert classes == len(levels)
+    assert cache_folder() == tmp_path / "xdg" / "onebasin"

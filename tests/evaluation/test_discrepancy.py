@@ -21,7 +21,7 @@ from onebasin.evaluation.distances import pair_distances, tensor_distances
 from onebasin.evaluation.runs import Runs, same_run_share
 from onebasin.functional.call import global_seed
 from onebasin.metrics.mmd import Pooled, kernel_matrix, mmd, side_statistics
-from onebasin.population.columns import read_columns
+from onebasin.population import read_columns
 from onebasin.population.population import Population
 from tests.alignment.test_canonical import decayed, perceptron
 from tests.judging import assert_mean, numbers, seeded

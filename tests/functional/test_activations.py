@@ -15,9 +15,8 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin.alignment.activations import (
+    ActivationReader,
     CrossCovariance,
-    Reference,
-    Senses,
     activations,
     cross_covariance,
     transformed,
@@ -119,12 +118,12 @@ def test_activations_move_as_the_group_says(case: str) -> None:
     """For a random element of the whole group, and for what is shown of every space."""
     model, inputs, symmetry = discovered(case)
     state, element = doubled(model), symmetry.random(3)
-    senses, call = Senses(model, symmetry), call_arguments(inputs)
-    before, after = senses.of(state)(call), senses.of(symmetry.apply(element, state))(call)
+    reader, call = ActivationReader(model, symmetry), call_arguments(inputs)
+    before, after = reader.of(state)(call), reader.of(symmetry.apply(element, state))(call)
     quick = transformed(before, symmetry, element)
     gone, written = READABLE[case]
     assert set(before.missing) == set(after.missing) == gone, before.missing
-    assert {name for name in before.parts if senses.reader.sides[name] == WRITTEN} == written
+    assert {name for name in before.parts if reader.reader.sides[name] == WRITTEN} == written
     assert set(before.parts) == {space.name for space in symmetry.spaces} - gone
     for name, parts in before.parts.items():
         space = symmetry[name]
@@ -236,11 +235,11 @@ def test_all_states_of_a_residual_stream_count_once() -> None:
     torch.testing.assert_close(activations(model, w, symmetry, x).values["stem"], torch.cat([before, after]))
 
 
-def test_settled_spaces_are_positions() -> None:
+def test_aligned_spaces_are_positions() -> None:
     """A token mixer has one sample per channel: once the channels are aligned, its units can be compared."""
     model, _, symmetry = discovered("mixer")
     x, w = noise(3, 5, 3), doubled(model)
-    read = activations(model, w, symmetry, x, settled=["stem"])
+    read = activations(model, w, symmetry, x, aligned=["stem"])
     stream = x @ w["stem.weight"].T + w["stem.bias"]
     normed = F.layer_norm(stream, (7,), w["norm1.weight"], w["norm1.bias"]).mT
     hidden = F.gelu(normed @ w["token1.weight"].T + w["token1.bias"])
@@ -299,11 +298,11 @@ def test_streaming_changes_nothing(
     whole = cross_covariance(model, a, b, symmetry, x, kind=kind)
     loader = ({"input": part} for part in x.split(cuts))
     pieces = cross_covariance(model, a, b, symmetry, loader, kind=kind)
-    kept = Reference(model, a, symmetry, list(x.split(cuts))).covariance(b, kind=kind)
+    listed = cross_covariance(model, a, b, symmetry, list(x.split(cuts)), kind=kind)
     for name, matrix in whole.matrices.items():
         scale = max(float(matrix.abs().max()), 1e-3)
         torch.testing.assert_close(pieces.matrices[name], matrix, rtol=0, atol=1e-10 * scale)
-        torch.testing.assert_close(kept.matrices[name], matrix, rtol=0, atol=1e-10 * scale)
+        torch.testing.assert_close(listed.matrices[name], matrix, rtol=0, atol=1e-10 * scale)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -493,4 +492,4 @@ def test_what_is_refused(model: nn.Module, symmetry: ob.Symmetry) -> None:
     with pytest.raises(SymmetryError, match=r"'0\.weight', which this symmetry moves, is \(9, 3\) in Sequential"):
         call(model=nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Linear(9, 5), nn.ReLU(), nn.Linear(5, 2)))
     with pytest.raises(SymmetryError, match="no space is called 'nothing'"):
-        call(settled=["nothing"])
+        call(aligned=["nothing"])

@@ -420,8 +420,8 @@ def test_statistics_that_all_networks_share_are_constants(problem: Problem) -> N
         torch.testing.assert_close(drawn.tensor("norm.running_var")[0], networks["norm.running_var"][0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        merged = merge(population)
-    again = merge(population, model=problem.model, inputs=problem.train)
+        merged = merge(None, population)
+    again = merge(problem.model, population, data=problem.train)
     assert all(torch.equal(merged[key], again[key]) for key in merged)
     assert fit(problem.aligned, model=problem.model).constant_statistics == frozenset()
     # Components of one network show no spread within, which does not make their statistics constants.
@@ -434,14 +434,14 @@ def test_statistics_that_all_networks_share_are_constants(problem: Problem) -> N
 
 
 def test_merged_networks_say_so(problem: Problem) -> None:
-    with pytest.warns(StatisticsWarning, match="give merge model= and inputs="):
-        plain = merge(problem.aligned)
-    fresh = merge(problem.aligned, model=problem.model, inputs=problem.train)
+    with pytest.warns(StatisticsWarning, match="give merge a model and data="):
+        plain = merge(None, problem.aligned)
+    fresh = merge(problem.model, problem.aligned, data=(problem.train, problem.labels))
     expected, _ = refreshed_one(problem.model, plain, problem.train)
     assert all(torch.equal(fresh[key], expected[key]) for key in fresh)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert torch.equal(merge(problem.aligned, variance=None)["head.bias"], plain["head.bias"])
+        assert torch.equal(merge(None, problem.aligned, variance=None)["head.bias"], plain["head.bias"])
 
 
 def test_pruning_measures_the_statistics_of_what_is_left(problem: Problem) -> None:

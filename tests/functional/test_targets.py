@@ -69,10 +69,13 @@ def test_the_remedies_of_the_question_work() -> None:
     """The same labels as whole numbers make a classifier, which is right; as 0 and 1 with one logit too."""
     found = sample(two_outputs(), (X, LABELS), "ensemble", epochs=50, lr=0.05)
     assert found.provenance["likelihood"] == "categorical"
-    assert ob.evaluate(two_outputs(), found, (X, LABELS), n_resamples=10).inside["accuracy"].value > 0.9
+    assert ob.evaluate(two_outputs(), found, (X, LABELS), n_resamples=10).in_distribution["accuracy"].value > 0.9
     said = {"likelihood": "bernoulli"}
     one = sample(nn.Linear(3, 1), (X, LABELS.float()), "ensemble", epochs=50, lr=0.05, **said)
-    assert ob.evaluate(nn.Linear(3, 1), one, (X, LABELS.float()), n_resamples=10, **said).inside["accuracy"].value > 0.9
+    assert (
+        ob.evaluate(nn.Linear(3, 1), one, (X, LABELS.float()), n_resamples=10, **said).in_distribution["accuracy"].value
+        > 0.9
+    )
 
 
 @pytest.mark.parametrize("targets", [LABELS, LABELS.bool(), LABELS.int()], ids=["int64", "bool", "int32"])
@@ -90,7 +93,7 @@ def test_whole_numbers_are_values_where_that_is_said() -> None:
         sample(nn.Linear(3, 1), (X, counts), "ensemble", epochs=1, noise=1.0)
     said = {"likelihood": "gaussian", "noise": 1.0}
     found = sample(nn.Linear(3, 1), (X, counts), "ensemble", epochs=200, lr=0.1, prior=None, **said)
-    assert ob.evaluate(nn.Linear(3, 1), found, (X, counts), n_resamples=10, **said).inside["rmse"].value < 1
+    assert ob.evaluate(nn.Linear(3, 1), found, (X, counts), n_resamples=10, **said).in_distribution["rmse"].value < 1
 
 
 @pytest.mark.parametrize("shape", [(200,), (200, 1)])

@@ -21,9 +21,8 @@ from onebasin.inference.job import ChainBatch, chain_batches
 from onebasin.inference.journal import RUN, read_info
 from onebasin.inference.sample import by_chain
 from onebasin.inference.workers import ReportReader, ReportWriter, WorkerChannel
-from onebasin.parallel.choose import open_executor
-from onebasin.parallel.executor import Executor, SerialExecutor
-from onebasin.storage.lock import HeldElsewhere, held
+from onebasin.parallel.executor import Executor, SerialExecutor, open_executor
+from onebasin.storage import HeldElsewhere, held
 from tests.interrupted_run import problem
 from tests.judging import sample, split_options
 

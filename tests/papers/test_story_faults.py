@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import ast
 import io
-import json
 import math
 import os
 import pickle
-import socket
 import subprocess
 import sys
 import tarfile
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,10 +22,8 @@ from safetensors.torch import save
 
 import onebasin
 from onebasin.cli.main import group
-from onebasin.data import openml
 from onebasin.data.dataset import split
 from onebasin.data.load import load
-from onebasin.data.openml import fetch, read_table
 from onebasin.errors import DiskError, InputError, OnebasinError, StorageError
 from onebasin.population.archive import networks_in, write_archives
 from onebasin.population.population import Population
@@ -99,26 +93,6 @@ def test_categories_that_cannot_be_columns_are_refused(tmp_path: Path, categorie
         load(path)
 
 
-def test_a_table_of_texts_does_not_fill_the_memory() -> None:
-    levels = [f"word{number}" for number in range(60_000)]
-    head = [f"@attribute name {{{','.join(levels)}}}", "@attribute y numeric", "@data"]
-    with pytest.raises(InputError, match="one column per category"):
-        read_table([*head, *(f"{level},1" for level in levels)], "y", "here")
-
-
-def test_attributes_of_the_same_name_are_refused_not_merged() -> None:
-    lines = ["@attribute a numeric", "@attribute a numeric", "@attribute y numeric", "@data", "1,2,3"]
-    with pytest.raises(StorageError, match="twice"):
-        read_table(lines, "y", "here")
-
-
-def test_a_damaged_line_takes_no_minutes() -> None:
-    lines = ["@attribute a {x}", "@attribute y numeric", "@data", f"'x{' ' * 200_000}x, 1", "'x' , 2"]
-    with pytest.raises(StorageError, match="row 1"):
-        read_table(lines, "y", "here")
-    assert read_table([*lines[:3], lines[4], ' "x",3', "x , 4"], "y", "here")[1].flatten().tolist() == [2.0, 3.0, 4.0]
-
-
 # Examples
 
 
@@ -164,71 +138,6 @@ def test_a_share_is_a_share(share: float) -> None:
 
 
 # The network
-
-
-@contextmanager
-def answering(answer: bytes) -> Iterator[str]:
-    """A server that says one thing to everybody, whatever HTTP allows."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(10)
-
-        def serve() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(answer)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}/file"
-        thread.join()
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nab",
-        b"SSH-2.0-OpenSSH_9.6\r\n",
-        b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\nab",
-        b"HTTP/1.1 200 OK\r\n" + 200 * b"A: b\r\n" + b"\r\n",
-    ],
-    ids=["cut chunk", "no chunk", "no HTTP", "no length", "long head"],
-)
-def test_a_server_that_talks_nonsense_is_a_sentence(tmp_path: Path, answer: bytes) -> None:
-    with answering(answer) as url, pytest.raises(StorageError, match="expected a file from"):
-        fetch(url, tmp_path / "kept")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("url", ["http://[", "http://127.0.0.1:port/", "http://127.0.0.1:1/a b", "file:///etc/passwd"])
-def test_an_address_that_is_none_is_a_sentence(tmp_path: Path, url: str) -> None:
-    with pytest.raises(StorageError, match="expected"):
-        fetch(url, tmp_path / "kept")
-
-
-def cached(folder: Path, monkeypatch: pytest.MonkeyPatch, arff: bytes) -> None:
-    monkeypatch.setenv("ONEBASIN_CACHE", str(folder))
-    place = folder / "openml" / "www.openml.org"
-    place.mkdir(parents=True)
-    about = {"data_set_description": {"name": "n", "url": "http://x", "default_target_attribute": "y"}}
-    (place / "7.json").write_text(json.dumps(about))
-    (place / "7.arff").write_bytes(arff)
-    (place / "name-odd.json").write_text('{"data": {"dataset": [{"version": 1, "did": "seven"}]}}')
-
-
-def test_levels_in_another_encoding_stay_different(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two letters that UTF-8 does not know became the same sign, and so the same class."""
-    cached(tmp_path, monkeypatch, b"@attribute a numeric\n@attribute y {\xe8,\xe9}\n@data\n1,\xe8\n2,\xe9\n3,\xe8\n")
-    found = openml.read_openml("7")
-    assert found.train is not None
-    assert found.train[1].tolist() == [0, 1, 0]
-
-
-def test_a_number_of_a_data_set_that_is_none_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cached(tmp_path, monkeypatch, b"")
-    with pytest.raises(StorageError, match="a list of data sets"):
-        openml.read_openml("odd")
 
 
 # Archives

@@ -15,19 +15,10 @@ from onebasin.alignment.align import align
 from onebasin.alignment.balance import balance
 from onebasin.alignment.canonical import canonicalise
 from onebasin.errors import ClusterError, InputError, SpecError
-from onebasin.parallel.choose import (
-    PROCESS,
-    ExecutionOptions,
-    affordable,
-    as_bytes,
-    executor_for,
-    needed,
-    open_executor,
-)
-from onebasin.parallel.executor import Executor, SerialExecutor
+from onebasin.parallel import ExecutionOptions, Executor, SerialExecutor, executor_for, open_executor
 from onebasin.parallel.serialize import pack, unpack
-from onebasin.parallel.workers import LIVES, Errands, WorkerDied
-from onebasin.population.population import members_between, parts
+from onebasin.parallel.workers import DEATHS, WorkerDied, WorkerPool
+from onebasin.population import members_between, parts
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +160,7 @@ def test_a_worker_killed_from_outside_is_replaced(two: Executor) -> None:
     assert victims and len(found) == 6 and victims[0] not in found[-2:]
 
 
-class Frail(Errands):
+class Frail(WorkerPool):
     """Works here, and dies as often as it is told on shard 3."""
 
     def __init__(self, deaths: int) -> None:
@@ -179,14 +170,14 @@ class Frail(Errands):
     def broadcast(self, content: bytes) -> bytes:
         return content
 
-    def forget(self, place: bytes) -> None:
+    def forget(self, address: bytes) -> None:
         """Nothing is kept."""
 
-    def send(self, function: bytes, shared: bytes, parcel: bytes) -> bytes:
-        if unpack(parcel) == 3 and self.deaths:
+    def send(self, function: bytes, shared: bytes, payload: bytes) -> bytes:
+        if unpack(payload) == 3 and self.deaths:
             self.deaths -= 1
             return b""
-        return pack((unpack(function)(unpack(shared), unpack(parcel)), None))
+        return pack((unpack(function)(unpack(shared), unpack(payload)), None))
 
     def ready(self, ticket: bytes, seconds: float) -> bool:
         return True
@@ -203,14 +194,14 @@ class Frail(Errands):
         """Nobody is here."""
 
 
-@pytest.mark.parametrize("deaths", [0, 1, LIVES])
+@pytest.mark.parametrize("deaths", [0, 1, DEATHS])
 def test_so_many_deaths_are_survived(deaths: int) -> None:
     assert list(Frail(deaths).map(plus, range(6), shared=0)) == list(range(6))
 
 
 def test_a_shard_that_kills_everybody_is_given_up() -> None:
     with pytest.raises(ClusterError, match="4 workers died one after the other"):
-        list(Frail(LIVES + 1).map(plus, range(6), shared=0))
+        list(Frail(DEATHS + 1).map(plus, range(6), shared=0))
 
 
 def test_nobody_is_left_behind() -> None:
@@ -261,28 +252,7 @@ def test_a_part_holds_its_members_and_no_others(tmp_path: Path) -> None:
     assert len(pack(members_between(large, 5, 6))) < 20_000
 
 
-# --- memory -----------------------------------------------------------------------------------------------------------
-
-
-def test_memory_decides_about_workers() -> None:
-    each, here = 100 << 20, 50 << 20
-    for workers in (1, 2, 5):
-        enough = needed(workers, each=each, here=here)
-        assert affordable(8, enough, each=each, here=here) == workers
-        assert affordable(workers, None, each=each, here=here) == workers
-    with pytest.raises(InputError, match=r"takes about 0\.6 GB with one worker, found memory=300MB"):
-        affordable(8, "300MB", each=each, here=here)
-    assert needed(1, each=0, here=0) == PROCESS
-
-
-@pytest.mark.parametrize("wrong", ["", "lots", "-2GB", "0", "2 XB"])
-def test_amounts_of_memory_are_read_or_refused(wrong: str) -> None:
-    assert as_bytes("1.5 kB") == 1500 and as_bytes("2GiB") == 2 << 30
-    with pytest.raises(InputError, match="such as 2GB"):
-        as_bytes(wrong)
-
-
-def test_bad_places_are_refused() -> None:
+def test_no_workers_are_refused() -> None:
     with pytest.raises(InputError, match="at least 1 worker, found 0"):
         open_executor(workers=0)
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -19,22 +18,17 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin.alignment.align import align
-from onebasin.alignment.balance import balance
-from onebasin.alignment.canonical import canonicalise
 from onebasin.errors import DiskError, InputError
-from onebasin.parallel import choose as opening
-from onebasin.parallel import processes
-from onebasin.parallel.choose import affordable, as_bytes, executor_for, needed, open_executor
-from onebasin.parallel.executor import Executor, SerialExecutor
-from onebasin.parallel.processes import Processes
+from onebasin.parallel import Executor, SerialExecutor, executor_for, open_executor, processes
+from onebasin.parallel.processes import ProcessExecutor
 from onebasin.parallel.serialize import pack, unpack
-from onebasin.population.population import caller_bytes, members_between
+from onebasin.population import members_between
 from onebasin.posterior.fit import fit
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Processes]:
-    executor = Processes(2)
+def two() -> Iterator[ProcessExecutor]:
+    executor = ProcessExecutor(2)
     yield executor
     executor.close()
 
@@ -117,7 +111,7 @@ def die_halfway(shared: str, shard: int) -> bytes:
     return bytes(40_000)
 
 
-def test_a_death_in_the_middle_of_a_result_is_survived(two: Processes, tmp_path: Path) -> None:
+def test_a_death_in_the_middle_of_a_result_is_survived(two: ProcessExecutor, tmp_path: Path) -> None:
     (tmp_path / "mark").touch()
     found = list(two.map(die_halfway, range(8), shared=str(tmp_path), idle=in_time()))
     assert [len(own) for own in found] == [40_000] * 8
@@ -125,20 +119,20 @@ def test_a_death_in_the_middle_of_a_result_is_survived(two: Processes, tmp_path:
 
 
 def test_threads_share_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, original = [], Processes._opened
+    opened, original = [], ProcessExecutor._start_pool
 
-    def slowly(self: Processes) -> Any:
+    def slowly(self: ProcessExecutor) -> Any:
         opened.append(1)
         time.sleep(0.1)
         return original(self)
 
-    monkeypatch.setattr(Processes, "_opened", slowly)
+    monkeypatch.setattr(ProcessExecutor, "_start_pool", slowly)
     found: dict[int, list[int]] = {}
 
     def work(number: int) -> None:
         found[number] = list(executor.map(lambda shared, shard: shared * shard, range(5), shared=number))
 
-    with Processes(1) as executor:
+    with ProcessExecutor(1) as executor:
         threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
         for thread in threads:
             thread.start()
@@ -184,7 +178,7 @@ def test_a_worker_without_parent_ends_and_clears_up(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(processes, "_GRACE", 0.0)
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
-    processes._follow(os.getpid(), str(tmp_path / "folder"))  # not the parent of this process
+    processes._end_with_parent(os.getpid(), str(tmp_path / "folder"))  # not the parent of this process
     assert ended == [1] and not list(tmp_path.iterdir())
 
 
@@ -210,7 +204,7 @@ def fill(shared: None, shard: int) -> bytes:
 
 
 def test_a_disk_that_is_full_for_a_worker_is_named_too() -> None:
-    with Processes(1) as executor, pytest.raises(DiskError, match="No space left on device"):
+    with ProcessExecutor(1) as executor, pytest.raises(DiskError, match="No space left on device"):
         list(executor.map(fill, [0], shared=None, idle=in_time()))
 
 
@@ -285,46 +279,14 @@ def test_a_population_is_found_from_another_folder(
 def test_workers_are_counted_in_whole_numbers(workers: Any) -> None:
     with pytest.raises(InputError, match="whole number"):
         open_executor(workers)
-    with pytest.raises(InputError, match="whole number"), executor_for({"workers": workers, "memory": "2GB"}):
+    with pytest.raises(InputError, match="whole number"), executor_for({"workers": workers}):
         pass
 
 
-def test_more_memory_than_there_is_in_the_world() -> None:
-    with pytest.raises(InputError, match="such as 2GB"):
-        as_bytes("9" * 400)
-
-
-def test_an_open_cluster_is_not_made_smaller_in_silence(two: Executor) -> None:
-    enough = needed(2, each=10**8, here=0)
-    with executor_for({"executor": two, "memory": enough}, each=10**8) as executor:
+def test_an_open_executor_stays_open(two: Executor) -> None:
+    with executor_for({"executor": two, "workers": 1}) as executor:
         assert executor is two
-    with (
-        pytest.raises(InputError, match="2 workers, of which"),
-        executor_for({"executor": two, "memory": enough - 1}, each=10**8),
-    ):
-        pass
-
-
-def test_what_is_kept_in_memory_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = mlp()
-    symmetry, inside = ob.discover(model, torch.zeros(1, 7)), ob.Population.from_stacked(networks(model, 5))
-    inside.save(tmp_path / "population")
-    outside = ob.Population.open(tmp_path / "population")
-    assert caller_bytes(outside, tmp_path) == 0 and caller_bytes(inside, tmp_path) == inside.nbytes
-    assert caller_bytes(outside, None) >= 2 * outside.nbytes
-    stated: list[int] = []
-    monkeypatch.setattr(opening, "_state", lambda workers, each, here: stated.append(here))
-    for number, work in enumerate((align, balance, canonicalise)):
-        work(outside, symmetry, path=tmp_path / f"{number}")  # type: ignore[operator]
-        work(outside, symmetry)  # type: ignore[operator]
-        assert stated[-1] == stated[-2] + caller_bytes(outside, None)
-
-
-def test_the_memory_that_is_asked_for_is_enough() -> None:
-    with pytest.raises(InputError) as refusal:
-        affordable(1, "1kB", each=123_456_789, here=0)
-    asked = re.search(r"about (\S+ GB)", str(refusal.value))
-    assert asked is not None and affordable(1, asked[1], each=123_456_789, here=0) == 1
+    assert list(two.map(lambda shared, shard: shard, [1], shared=None)) == [1]
 
 
 def test_a_mixture_of_wide_networks_takes_no_square_of_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:

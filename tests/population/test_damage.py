@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from onebasin import fit
 from onebasin.errors import OnebasinError, SpecError, StorageError
+from onebasin.population import read_columns
 from onebasin.population.check import inspect_file, inspect_population
-from onebasin.population.columns import read_columns
 from onebasin.population.population import Population
 from onebasin.state import TensorSpec
 from onebasin.storage import tensor_file

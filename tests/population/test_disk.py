@@ -116,7 +116,8 @@ MOUNTED = """
 import subprocess, sys, torch
 from pathlib import Path
 from onebasin.errors import DiskError
-from onebasin.population import Population, durable
+from onebasin.population import Population
+from onebasin.storage import atomic as durable
 folder = Path(sys.argv[1])
 
 def state(value):

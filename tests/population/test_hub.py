@@ -17,7 +17,7 @@ from safetensors.torch import save
 from onebasin.cli.main import main
 from onebasin.errors import DiskError, InputError, OnebasinError, SpecError, StorageError, UnsafeFileError
 from onebasin.population import hub as hub_cache
-from onebasin.population import population as opening
+from onebasin.population import open as opening
 from onebasin.population.archive import write_archives
 from onebasin.population.import_networks import import_networks
 from onebasin.population.population import Population

@@ -22,7 +22,7 @@ from safetensors.torch import save, save_file
 
 from onebasin.cli.main import main
 from onebasin.errors import InputError, SpecError, StorageError, UnsafeFileError
-from onebasin.population import population as opening
+from onebasin.population import open as opening
 from onebasin.population.archive import in_order, write_archives
 from onebasin.population.import_networks import UNFINISHED, import_networks
 from onebasin.population.population import Population
@@ -73,7 +73,7 @@ def layout(folder: Path) -> list[tuple[str, dict[str, object]]]:
 
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onebasin.population.writer._APPENDED", 4)
+    monkeypatch.setattr("onebasin.population.writer._BUFFERED", 4)
 
 
 @settings(max_examples=60, deadline=None)
@@ -186,7 +186,7 @@ def test_an_interrupted_import_ends_as_an_undisturbed_one(
         return progress
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("onebasin.population.writer._APPENDED", 4)
+        patch.setattr("onebasin.population.writer._BUFFERED", 4)
         import_networks(source, folder / "whole")
         for stop in stops:
             seen.clear()
@@ -210,7 +210,7 @@ def test_kill_9_loses_only_what_was_in_memory(tmp_path: Path, small_shards: None
     code = (
         "import sys, time\n"
         "from onebasin.population import import_networks, writer\n"
-        "writer._APPENDED = 4\n"
+        "writer._BUFFERED = 4\n"
         "import_networks(sys.argv[1], sys.argv[2], progress=lambda done, members, doing: time.sleep(0.05))\n"
     )
     command = [sys.executable, "-c", code, str(source), str(tmp_path / "out")]
@@ -428,7 +428,7 @@ def test_ctrl_c_says_how_to_go_on(
         if int(state["steps"]) == 6:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("onebasin.population.writer._APPENDED", 4)
+    monkeypatch.setattr("onebasin.population.writer._BUFFERED", 4)
     monkeypatch.setattr(PopulationWriter, "append", interrupted)
     assert main(["import", str(source), "-o", str(tmp_path / "out")]) == 130
     assert f"out{UNFINISHED} keeps what was reached; give the same command again" in capsys.readouterr().err

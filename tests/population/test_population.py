@@ -107,7 +107,7 @@ def test_members_are_fresh_and_negative_indices_count_from_the_end():
         population.member(10)
 
 
-@pytest.mark.parametrize("index", [3, [10], [0.5], torch.tensor([True]), [[1]]])
+@pytest.mark.parametrize("index", [10, [10], [0.5], torch.tensor([True]), [[1]]])
 def test_a_bad_index_is_explained(index):
     with pytest.raises(InputError, match=r"member|mask"):
         networks()[index]
@@ -270,3 +270,63 @@ def test_save_does_not_write_over_anything(tmp_path):
     (tmp_path / "empty").mkdir()
     networks().save(tmp_path / "empty")
     assert len(Population.open(tmp_path / "empty")) == 10
+
+
+def test_an_index_is_a_network_and_a_slice_a_population():
+    population = networks(chain=[0] * 5 + [1] * 5)
+    assert same(population[3], population.member(3))
+    assert same(population[-1], population.member(9))
+    assert same(population[np.int64(2)], population.member(2))
+    assert isinstance(population[2:5], Population)
+    assert len(population[2:5]) == 3
+    assert population[::-1].chain.tolist() == [1] * 5 + [0] * 5
+    assert len(population[7:3]) == 0
+    with pytest.raises(InputError, match="10 members, found index 10"):
+        population[10]
+
+
+def test_a_matrix_of_all_members():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    population = Population.from_models([model, nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))])
+    matrix = population.to_flat()
+    assert torch.equal(matrix, torch.stack([flatten(state) for state in population]))
+    assert same(Population.from_flat(matrix, model).stacked(), population.stacked())
+    assert population[:0].to_flat().shape == (0, matrix.shape[1])
+
+
+def test_draws_for_arviz_and_back():
+    chain = torch.tensor([1, 0, 1, 0])
+    population = networks(4, chain=chain)
+    draws = population.to_arviz()
+    assert draws["w"].shape == (2, 2, 3, 2)
+    assert draws["n"].tolist() == [[0, 2], [1, 3]]  # chain 1 comes first
+    assert networks(4).to_arviz()["w"].shape == (1, 4, 3, 2)
+    again = Population.from_arviz(draws)
+    assert again.chain.tolist() == [0, 0, 1, 1]
+    assert again.tensor("n").tolist() == [0, 2, 1, 3]
+
+    class Group:
+        data_vars = draws
+
+    class Tree:
+        posterior = Group
+
+    assert same(Population.from_arviz(Tree).stacked(), again.stacked())
+    with pytest.raises(InputError, match=r"equal length, found \{0: 2, 1: 1\}"):
+        networks(3, chain=[0, 0, 1]).to_arviz()
+    assert {name: array.shape for name, array in population[:0].to_arviz().items()} == {"w": (0, 0, 3, 2), "n": (0, 0)}
+
+
+def test_facts_about_where_members_are(tmp_path):
+    population = networks()
+    population.save(tmp_path / "p")
+    stored = Population.open(tmp_path / "p")
+    assert population.in_memory and not stored.in_memory
+    assert population.device == stored.device == torch.device("cpu")
+    mixed = Population.concatenate([population, stored])
+    assert not mixed.in_memory
+    assert mixed.overlaps(stored) and not population.overlaps(stored)
+    assert mixed.select("w", "n").names == ("w", "n")
+    assert mixed.select("n").part(8, 12).tensor("n").tolist() == [8, 9, 0, 1]
+    constant = Population.from_stacked({"a": torch.zeros(3, 2), "b": torch.arange(3.0)})
+    assert constant.constant_tensors(["a", "b"]) == {"a"}

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import SpecError
-from onebasin.parallel.choose import open_executor
-from onebasin.parallel.executor import Executor, SerialExecutor
+from onebasin.parallel.executor import Executor, SerialExecutor, open_executor
+from onebasin.population.member_storage import gather
 from onebasin.population.population import Population
-from onebasin.population.sources import gather
 from onebasin.posterior.fit import fit
 from onebasin.posterior.layout import flat_layout
 from onebasin.posterior.moments import Deviations, RowMatrix, moments

@@ -16,7 +16,7 @@ import onebasin as ob
 from onebasin.errors import InputError, SymmetryError
 from onebasin.functional.call import global_seed
 from onebasin.state import state_of
-from onebasin.symmetry.independent import independent
+from onebasin.symmetry.group import independent_factors
 from onebasin.symmetry.verify import DRAWS, moving_elements
 from tests.models import BATTERY
 
@@ -407,12 +407,12 @@ def generators(symmetry: ob.Symmetry, kind: str) -> int:
 @pytest.mark.parametrize("kind", ["scale", "sign"])
 def test_independent_factors_against_brute_force(kind: str) -> None:
     ensemble = discovered("ensemble")
-    assert independent(ensemble, kind) == brute_force(ensemble, kind) < generators(ensemble, kind)
+    assert independent_factors(ensemble, kind) == brute_force(ensemble, kind) < generators(ensemble, kind)
     for case in (
         case for case in BATTERY if case.name in ("bn_mlp_tanh", "bilinear_gate", "attention_fused", "grouped")
     ):
         symmetry = discovered(case.name)
-        assert independent(symmetry, kind) == brute_force(symmetry, kind), case.name
+        assert independent_factors(symmetry, kind) == brute_force(symmetry, kind), case.name
         # A space written twice adds generators that act as others do.
         again = [
             {**s, "name": s["name"] + " again"} for s in json.loads(symmetry.to_json())["spaces"] if not s["parents"]
@@ -420,12 +420,14 @@ def test_independent_factors_against_brute_force(kind: str) -> None:
         data = json.loads(symmetry.to_json())
         twice = ob.Symmetry.from_json(json.dumps({**data, "spaces": [*data["spaces"], *again]}))
         assert generators(twice, kind) >= generators(symmetry, kind)
-        assert independent(twice, kind) == brute_force(twice, kind) == independent(symmetry, kind), case.name
+        assert independent_factors(twice, kind) == brute_force(twice, kind) == independent_factors(symmetry, kind), (
+            case.name
+        )
 
 
 def test_scales_per_member_and_unit_are_said_to_be_missed() -> None:
     symmetry = discovered("ensemble")
-    assert symmetry.dimensions == independent(symmetry, "scale")
+    assert symmetry.dimensions == independent_factors(symmetry, "scale")
     assert any(
         "s0, b0, r1: a scale for each of 5 x 3 pairs of units would keep the function" in text
         for text in symmetry.unexplained

@@ -1,4 +1,4 @@
-"""Many machines, or one, through Ray: values for all workers lie in its object store, failed tasks are tried again."""
+"""An executor on a Ray cluster: shared values lie in its object store, failed tasks are tried again."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from onebasin.errors import ClusterError, InputError, first_line
 from onebasin.parallel.serialize import work
-from onebasin.parallel.workers import LIVES, Errands, WorkerDied
+from onebasin.parallel.workers import DEATHS, WorkerDied, WorkerPool
 
 LOCAL = "local"
 _PATIENCE = 5.0  # seconds until an address counts as wrong
 
 
-class OnRay(Errands):
+class RayExecutor(WorkerPool):
     """A Ray cluster: one that is started here and ended with us, or one that runs already.
 
     Args:
@@ -27,25 +27,25 @@ class OnRay(Errands):
     def __init__(self, address: str, workers: int | None = None) -> None:
         ray = _ray()
         if ray.is_initialized():
-            self._ours = False  # somebody in this process has connected already; we join in
+            self._ours = False  # this process is connected already
         else:
             self._ours = True
             _connect(ray, address, workers)
         super().__init__(workers or max(1, int(ray.cluster_resources().get("CPU", 1))))
         self._ray = ray
-        self._task = ray.remote(num_cpus=1, max_retries=LIVES)(_work)
+        self._task = ray.remote(num_cpus=1, max_retries=DEATHS)(_work)
 
     def broadcast(self, content: bytes) -> Any:
-        """Put it into the object store, from where every worker of a machine reads it without a copy."""
+        """Put bytes into the object store, from where every worker of a machine reads them without a copy."""
         return self._ray.put(np.frombuffer(content, dtype=np.uint8))
 
-    def forget(self, place: Any) -> None:
-        """Ray deletes what nobody refers to."""
+    def forget(self, address: Any) -> None:
+        """Do nothing: Ray deletes objects without references."""
 
-    def send(self, function: Any, shared: Any, parcel: bytes) -> Any:
+    def send(self, function: Any, shared: Any, payload: bytes) -> Any:
         """Start a task."""
         names = (function.hex(), shared.hex())
-        return self._task.remote(names, function, shared, parcel)
+        return self._task.remote(names, function, shared, payload)
 
     def ready(self, ticket: Any, seconds: float) -> bool:
         """Wait for a task; its result stays where it is until it is collected."""
@@ -65,7 +65,7 @@ class OnRay(Errands):
 
     def close(self) -> None:
         """Leave the cluster; one that was started here ends."""
-        self._known.clear()
+        self._sent.clear()
         if self._ours:
             self._ray.shutdown()
 
@@ -80,13 +80,13 @@ def _ray() -> Any:
 
 def _connect(ray: Any, address: str, workers: int | None) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "configure_logging": True, "logging_level": logging.ERROR}
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told what our users do
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no statistics
     if address == LOCAL:
         options |= {"address": LOCAL, "num_cpus": workers, "include_dashboard": False}
     else:
         options |= {"address": address}
     try:
-        _knock(address)
+        _check_port(address)
         ray.init(**options)
     except Exception as error:  # Ray raises what it likes: ConnectionError, RuntimeError, ValueError, ...
         raise ClusterError(
@@ -95,8 +95,8 @@ def _connect(ray: Any, address: str, workers: int | None) -> None:
         ) from error
 
 
-def _knock(address: str) -> None:
-    """Raise `OSError` where nobody listens; Ray itself would try for minutes."""
+def _check_port(address: str) -> None:
+    """Raise `OSError` where no server listens; Ray itself would try for minutes."""
     import socket
 
     host, colon, port = address.removeprefix("ray://").rpartition(":")
@@ -104,7 +104,7 @@ def _knock(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
 
 
-def _work(names: tuple[str, str], function: Any, shared: Any, parcel: bytes) -> bytes:
+def _work(names: tuple[str, str], function: Any, shared: Any, payload: bytes) -> bytes:
     """Run in a worker of Ray; the first two arrive as arrays out of the object store."""
     content = dict(zip(names, (function, shared), strict=True))
-    return work(lambda name: memoryview(content[name]), *names, parcel)
+    return work(lambda name: memoryview(content[name]), *names, payload)

@@ -362,7 +362,7 @@ class Looped(Masked):
 def test_sizes_that_cannot_be_followed_are_refused_with_their_line(
     build: type[nn.Module], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ob.errors.TraceError, match=r"test_hidden\.py.*line \d+.*discover") as refused:
+    with pytest.raises(ob.errors.TraceError, match=r"test_vary_inputs\.py.*line \d+.*discover") as refused:
         ob.discover(build(), numbers(6, 3).float())
     assert "separately" in str(refused.value) and len(str(refused.value)) < 1000
     assert not capfd.readouterr().err
