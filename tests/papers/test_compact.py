@@ -178,7 +178,7 @@ def test_full_preset_is_the_papers() -> None:
     assert set(published.TRANSPOSITIONS) <= set(full.planted)
     assert (full.rate, full.epochs, full.seeds, full.prior) == (1e-3, 50, 5, 1.0)
     assert 0.01 < full.gradients / published.GRADIENTS < 0.02
-    assert json.dumps(full.settings())
+    assert json.dumps(full.to_record())
 
 
 def test_quick_numbers_of_transpositions_have_published_neighbours() -> None:
@@ -283,7 +283,7 @@ def scores(**values: float) -> list[Score]:
     ("variation", "right", "verdict"), [(0.05, 0.97, REPRODUCED), (0.3, 0.96, CAVEAT), (0.05, 0.9, NOT)]
 )
 def test_closeness_is_judged_at_the_largest_width(variation: float, right: float, verdict: str) -> None:
-    wide, narrow = [width.Kept(variation, right, 0.98, 0.1)] * 2, [width.Kept(0.9, 0.1, 0.98, 0.1)] * 2
+    wide, narrow = [width.CompactScore(variation, right, 0.98, 0.1)] * 2, [width.CompactScore(0.9, 0.1, 0.98, 0.1)] * 2
     assert width.claim({8: {"q_r": narrow}, 16: {"q_r": wide}}).verdict == verdict
 
 
