@@ -20,7 +20,7 @@ from onebasin.inference.driver import Progress, job_of, unit_bytes
 from onebasin.inference.journal import RUN, ChainBatch, read_info, units
 from onebasin.inference.sample import by_chain, sample
 from onebasin.inference.workers import Blackboard, Listener, Reporter
-from onebasin.parallel.executor import Executor, SerialExecutor, open_executor
+from onebasin.parallel import Executor, SerialExecutor, open_executor
 from onebasin.storage import HeldElsewhere, held
 from tests.interrupted_run import problem
 
