@@ -28,7 +28,7 @@ from onebasin.alignment.align import align
 from onebasin.alignment.balance import balance
 from onebasin.alignment.canonical import canonicalise
 from onebasin.examples.published import optunet, resnet18, resnet20_frn_silu
-from onebasin.parallel.executor import Executor, open_executor
+from onebasin.parallel import Executor, open_executor
 
 GROUP = Path("/sys/fs/cgroup/memory")  # of control groups, version 1
 LIMIT = 2_000_000_000

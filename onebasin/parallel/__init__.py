@@ -1,16 +1,7 @@
 """Where work runs: executors in this process, in several processes, on Ray."""
 
-from onebasin.parallel.executor import (
-    ExecutionOptions,
-    Executor,
-    MemoryNeeds,
-    SerialExecutor,
-    execution_options_of,
-    executor_for,
-    one_thread,
-    open_executor,
-    threads_for,
-)
+from onebasin.parallel.choose import ExecutionOptions, MemoryNeeds, execution_options_of, executor_for, open_executor
+from onebasin.parallel.executor import Executor, SerialExecutor, one_thread, threads_for
 from onebasin.parallel.progress import Progress
 from onebasin.parallel.serialize import align_tensors, pickle_by_value, serialized_copy
 

@@ -16,7 +16,7 @@ from onebasin.alignment.align import Alignment, align
 from onebasin.alignment.balance import balance
 from onebasin.alignment.match import match
 from onebasin.errors import InputError, SpecError, StorageError
-from onebasin.parallel.executor import open_executor
+from onebasin.parallel import open_executor
 from onebasin.population import population as parting
 from onebasin.symmetry.space import Element
 from tests.alignment.test_layout import random_state

@@ -18,7 +18,7 @@ from onebasin.evaluation.distances import pair_distances
 from onebasin.functional.call import global_seed
 from onebasin.metrics.mmd import bandwidths, random_counts, random_sides, side_statistics, weighted_statistics
 from onebasin.metrics.pairs import Across, pairwise
-from onebasin.parallel.executor import Executor, SerialExecutor, open_executor
+from onebasin.parallel import Executor, SerialExecutor, open_executor
 from onebasin.population.population import Population
 from tests.judging import numbers, seeded
 

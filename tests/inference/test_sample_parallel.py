@@ -21,7 +21,7 @@ from onebasin.inference.job import ChainBatch, chain_batches
 from onebasin.inference.journal import RUN, read_info
 from onebasin.inference.sample import by_chain
 from onebasin.inference.workers import ReportReader, ReportWriter, WorkerChannel
-from onebasin.parallel.executor import Executor, SerialExecutor, open_executor
+from onebasin.parallel import Executor, SerialExecutor, open_executor
 from onebasin.storage import HeldElsewhere, held
 from tests.interrupted_run import problem
 from tests.judging import sample, split_options

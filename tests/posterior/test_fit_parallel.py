@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import SpecError
-from onebasin.parallel.executor import Executor, SerialExecutor, open_executor
+from onebasin.parallel import Executor, SerialExecutor, open_executor
 from onebasin.population.member_storage import gather
 from onebasin.population.population import Population
 from onebasin.posterior.fit import fit

@@ -21,8 +21,8 @@ from onebasin.evaluation.evaluate import evaluate
 from onebasin.evaluation.runs import Runs
 from onebasin.functional.call import global_seed
 from onebasin.functional.population_pass import MEMBERS
-from onebasin.parallel import executor as opening
-from onebasin.parallel.executor import Executor, SerialExecutor, open_executor
+from onebasin.parallel import Executor, SerialExecutor, open_executor
+from onebasin.parallel import choose as opening
 from onebasin.parallel.serialize import as_arrived, settled
 from onebasin.population import population as populations
 from onebasin.population.population import Population
