@@ -10,7 +10,7 @@ training mode adds is left to the proof by evaluation. Mode, hooks and attribute
 were. What torch refuses is tried again: first with views that may copy (decompositions change strides), then by a
 strict export. A size that depends on values gets a prime of its own (`_Sizes`).
 
-Cost: one export per traced example, 0.1 to 0.6 s for small networks, which is three quarters of a discovery.
+Cost: one export per traced example, 0.1 to 0.6 s for small networks, which is most of a discovery.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def _export(model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any
 def _decompositions(operations: int) -> dict[Any, Callable[..., Any]]:
     """The decompositions to core aten; made once for a number of registered composite operations.
 
-    torch makes this table anew in every call, which was a tenth of a discovery: to find operations of other libraries
+    torch makes this table anew in every call, which was up to a tenth of a discovery: to find operations of other libraries
     it asks the dispatcher namespace by namespace. The table can change only when a library registers more of them.
     """
     return torch.export.default_decompositions().materialize()
