@@ -225,8 +225,8 @@ def _export(model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any
 def _decompositions(operations: int) -> dict[Any, Callable[..., Any]]:
     """The decompositions to core aten; made once for a number of registered composite operations.
 
-    torch makes this table anew in every call, which was up to a tenth of a discovery: to find operations of other libraries
-    it asks the dispatcher namespace by namespace. The table can change only when a library registers more of them.
+    torch makes this table anew in every call, which was up to a tenth of a discovery: to find operations of other
+    libraries it asks the dispatcher namespace by namespace. The table can change only when a library registers more.
     """
     return torch.export.default_decompositions().materialize()
 
