@@ -10,7 +10,7 @@ training mode adds is left to the proof by evaluation. Mode, hooks and attribute
 were. What torch refuses is tried again: first with views that may copy (decompositions change strides), then by a
 strict export. A size that depends on values gets a prime of its own (`_Sizes`).
 
-Cost: one export per traced example, 0.1 to 0.6 s for small networks, which is three quarters of a discovery.
+Cost: one export per traced example, 0.1 to 0.6 s for small networks, which is most of a discovery.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError, TraceError, first_line
-from onebasin.functional import Inputs, attributes_kept, call_arguments, evaluation_mode
+from onebasin.functional import Inputs, attributes_kept, call_arguments, described, evaluation_mode
 
 
 @dataclass(eq=False)
@@ -156,12 +156,9 @@ def check_call(model: nn.Module, inputs: Inputs) -> None:
         with _undisturbed(model):
             model(*arguments, **options)
     except Exception as error:
-        given = ", ".join(
-            [_describe(value) for value in arguments] + [f"{k}={_describe(v)}" for k, v in options.items()]
-        )
         raise InputError(
-            f"{type(model).__name__} could not be called with ({given}): {type(error).__name__}: {error}. "
-            "Give inputs of the shapes and dtypes that the model's forward expects."
+            f"{type(model).__name__} could not be called with ({described((arguments, options))}): "
+            f"{type(error).__name__}: {error}. Give inputs of the shapes and dtypes that the model's forward expects."
         ) from error
 
 
@@ -177,12 +174,6 @@ def _check_names(model: nn.Module) -> None:
             f"but {odd[0]!r} stands in only one of the two ({len(odd)} such names): a state_dict hook renames or drops "
             "tensors. Give a model without the hook (a copy whose _state_dict_hooks are cleared)."
         )
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}[{'x'.join(map(str, value.shape))}]"
-    return type(value).__name__
 
 
 class _Shell(nn.Module):
@@ -234,8 +225,8 @@ def _export(model: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any
 def _decompositions(operations: int) -> dict[Any, Callable[..., Any]]:
     """The decompositions to core aten; made once for a number of registered composite operations.
 
-    torch makes this table anew in every call, which was a tenth of a discovery: to find operations of other libraries
-    it asks the dispatcher namespace by namespace. The table can change only when a library registers more of them.
+    torch makes this table anew in every call, which was up to a tenth of a discovery: to find operations of other
+    libraries it asks the dispatcher namespace by namespace. The table can change only when a library registers more.
     """
     return torch.export.default_decompositions().materialize()
 

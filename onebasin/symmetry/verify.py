@@ -2,19 +2,19 @@
 
 The difference d(g, w, x) = f(g.w, x) - f(w, x) is piecewise analytic in weights, inputs and scales. If it is not zero
 everywhere on a piece, it vanishes there on a set of measure zero only, so one draw from a continuous distribution shows
-it with probability one. That argument needs four precautions, and each was bought by a model that deceived the proof:
+it with probability one. That argument needs four precautions:
 
 * Weights and inputs are made generic: ones, zeros and equal entries, as layers are initialised, would hide errors.
   Constants of the model (frozen parameters, masks) keep their values, since the claim is about these.
 * Orders and signs are discrete, so probability does not help: elements are chosen such that whatever may move does, and
   no two things always move together (`moving_elements`).
-* Everything is kept in float64, whatever the model casts to: a symmetry then shows an error of rounding size, 1e-15 to
-  1e-12, and an error of the analysis one of the size of the outputs; in float32 deep networks fill the gap between.
+* Everything is kept in float64, whatever the model casts to: a symmetry then shows an error of
+  rounding size, far below `TOLERANCE`, and nothing else does.
 * The function that is trained counts, so training mode is evaluated too. Noise would differ between f(w) and f(g.w),
   and is replaced by constants, at three levels, because at one value a wrong freedom may cancel (`NOISES`).
 
 Cost: the unmoved network once for each experiment, and the moved one once for each element and experiment: with three
-elements 6 forward passes for a deterministic model, 18 for one with dropout. Only if the elements of the whole group
+elements 7 forward passes for a deterministic model, 18 for one with dropout. Only if the elements of the whole group
 fail is every space and freedom tried by itself.
 """
 
