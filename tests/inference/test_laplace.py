@@ -126,7 +126,7 @@ def test_a_linear_gaussian_network_gets_its_exact_posterior_and_evidence() -> No
     for step in range(train.steps):
         state, _ = train.kernel.step(state, StepIndex(step, train.steps), streams())
     kernel = stage.kernel
-    assert isinstance(kernel, Laplace) and (stage.steps, plan.draws, plan.thin) == (0, 3, (0,))
+    assert isinstance(kernel, LaplaceKernel) and (stage.steps, plan.draws, plan.thin) == (0, 3, (0,))
     found = kernel.init(train.kernel.draw(state, streams()), streams())
     component = kernel.components(found)[0]
 

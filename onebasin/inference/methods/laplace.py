@@ -69,16 +69,6 @@ class Laplace(TrainedMethod):
 
     def plan(self, target: Target) -> ChainPlan:
         """Train, fit, draw."""
-        if target.outputs is None and target.prior.flat:
-            raise InputError(
-                "expected a likelihood with outputs, whose curvature is known, or a prior alone, found neither: give a "
-                "prior, or use HMC, SGHMC or VI for a density of your own"
-            )
-        if target.outputs is None and isinstance(self.prior_precision, str):
-            raise InputError(
-                f"expected data to choose the prior precision by, found prior_precision={self.prior_precision!r} and "
-                "no data: leave it out, or give data"
-            )
         fitted = Stage("laplace", LaplaceKernel(target, self), 0)
         return ChainPlan((self.training(target, optimum=True), fitted), self.draws, (0,))
 
@@ -107,6 +97,19 @@ class LaplaceKernel:
 
     target: Target
     method: Laplace = Laplace()
+
+    def __post_init__(self) -> None:
+        if self.target.outputs is None and self.target.prior.flat:
+            raise InputError(
+                "expected a likelihood with outputs, whose curvature is known, or a prior alone, found neither: give a "
+                "prior, or use HMC, SGHMC or VI for a density of your own"
+            )
+        precision = self.method.prior_precision
+        if self.target.outputs is None and isinstance(precision, str):
+            raise InputError(
+                f"expected data to choose the prior precision by, found prior_precision={precision!r} and no data: "
+                "leave it out, or give data"
+            )
 
     def init(self, start: Draws, streams: Streams) -> Fitted:
         """Fit a Gaussian around each network."""
