@@ -40,7 +40,7 @@ from onebasin.alignment.match import check_network, lightest
 from onebasin.alignment.transpositions import Transpositions, transpositions
 from onebasin.errors import InputError, StorageError
 from onebasin.parallel import Executor, executor_for, one_thread
-from onebasin.population import MANIFEST, Population, missing_shards, parts, shard_tensors
+from onebasin.population import MANIFEST, Population, missing_shards, shard_tensors
 from onebasin.state import State, as_state
 from onebasin.storage import is_taken, make_folder, read_tensors, real_path, write_tensors
 from onebasin.symmetry import Element, Symmetry
@@ -370,7 +370,7 @@ def _missing_shards(path: Path | None, current: AlignmentState) -> list[int] | N
     missing = missing_shards(current.population, path)
     if missing is None or not all(
         _is_written(current, path, number, *shard)
-        for number, shard in enumerate(parts(current.population))
+        for number, shard in enumerate(current.population.parts())
         if number not in missing
     ):
         raise InputError(

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
 from onebasin.errors import InputError, SpecError
 from onebasin.parallel import Executor, executor_for, one_thread
-from onebasin.population import Population, block_members, mapped
+from onebasin.population import Population, block_members, map_blocks
 from onebasin.state import State, is_statistic
 from onebasin.symmetry import Element, ExpandedElement, Symmetry, apply_block
 
@@ -1099,7 +1099,7 @@ def balance(
     small, large = (block_members(what.spec, size) for size in (_SMALL_BLOCK, _LARGE_BLOCK))
     size, folder = min(large, max(small, _FEW)), None if path is None else Path(path)
     with executor_for({"workers": workers, "executor": executor}) as opened:
-        moved = mapped(what, move, opened, path=folder, size=size, progress=report)
+        moved = map_blocks(what, move, opened, path=folder, size=size, progress=report)
     return replace(balancer.join(moved.notes), population=moved.population)
 
 

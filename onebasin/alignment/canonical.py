@@ -40,7 +40,7 @@ from onebasin.alignment.balance import (
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
 from onebasin.errors import InputError
 from onebasin.parallel import Executor, executor_for
-from onebasin.population import Population, mapped
+from onebasin.population import Population, map_blocks
 from onebasin.state import State, is_statistic
 from onebasin.symmetry import Element, ExpandedElement, Symmetry, apply_block
 
@@ -454,7 +454,7 @@ def canonicalise(
     if not len(what):
         raise InputError("expected a population of at least one network, found none: give networks to canonicalise")
     with executor_for({"workers": workers, "executor": executor}) as opened:
-        moved = mapped(what, form, opened, path=None if path is None else Path(path))
+        moved = map_blocks(what, form, opened, path=None if path is None else Path(path))
     return _with_condition(replace(_joined(moved.notes), population=moved.population))
 
 

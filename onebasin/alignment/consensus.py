@@ -30,8 +30,8 @@ from onebasin.alignment.assignment import Assignment, Vertex
 from onebasin.alignment.balance import balancing_scales
 from onebasin.alignment.layout import BlockLayout
 from onebasin.alignment.match import Overlap, is_better, polish, search
-from onebasin.parallel import Executor, SerialExecutor, settled
-from onebasin.population import Population, completed, mapped, members_between, parts, readers
+from onebasin.parallel import Executor, SerialExecutor, align_tensors
+from onebasin.population import Population, complete_shards, map_blocks
 from onebasin.state import State, check_finite, trained_parameters
 from onebasin.symmetry import Element, ExpandedElement, Symmetry, apply_block
 
@@ -209,7 +209,9 @@ class AlignmentState:
         )
         digest = hashlib.sha256()
         weights = frozenset(layout.tensors)
-        for sums in readers(self.population, executor).map(_member_sums, parts(self.population), shared=weights):
+        for sums in self.population.reading_executor(executor).map(
+            _member_sums, self.population.parts(), shared=weights
+        ):
             for name, values in sums.items():
                 digest.update(name.encode() + values.numpy().tobytes())
         return digest.hexdigest()
@@ -219,7 +221,7 @@ class AlignmentState:
         if not self.symmetry.dimensions:
             return
         layout = BlockLayout.of(self.symmetry, statistics=True)
-        for start, scales in executor.map(_balancing_scales, parts(self.population), shared=layout):
+        for start, scales in executor.map(_balancing_scales, self.population.parts(), shared=layout):
             for name, factor in scales.factors.items():
                 self.elements.factors[name][:, start : start + factor.shape[1]] = factor
 
@@ -253,7 +255,7 @@ class AlignmentState:
         """Members, `size` at a time, with their elements so far."""
         for start in members[::size]:
             stop = min(members.stop, start + size)
-            yield members_between(self.population, start, stop), self.elements.some(start, stop)
+            yield self.population.part(start, stop), self.elements.some(start, stop)
 
 
 def _member_sums(weights: frozenset[str], shard: tuple[int, Population]) -> State:
@@ -300,8 +302,8 @@ def apply_elements(
 
     folder = None if path is None else Path(path)
     if folder is not None and only is not None:
-        return completed(population, move, executor or SerialExecutor(), folder, only, elements.some)
-    return mapped(population, move, executor or SerialExecutor(), path=folder, beside=elements.some).population
+        return complete_shards(population, move, executor or SerialExecutor(), folder, only, elements.some)
+    return map_blocks(population, move, executor or SerialExecutor(), path=folder, extras=elements.some).population
 
 
 @dataclass
@@ -415,7 +417,7 @@ class MatchToReference:
     ) -> None:
         """`reference` is a whole network, in the scale in which members are compared."""
         self.current, self.matcher, self.executor = current, matcher, executor
-        self.target = MatchTarget(settled(matcher.features.features(reference)), summed=False)
+        self.target = MatchTarget(align_tensors(matcher.features.features(reference)), summed=False)
         self.missing: Mapping[str, str] = {}  # see `Features`
 
     def run(self, progress: Progress, report: Callable[[Progress], None]) -> Progress:
@@ -471,8 +473,8 @@ class Agreement:
 def overlap_of_moved(symmetry: Symmetry, population: Population, elements: Element, executor: Executor) -> float:
     """Mean overlap of two different members once each is moved by its element; the moved ones are not stored."""
     weights = _weights(symmetry, population)
-    shards = ((members, elements.some(start, start + len(members))) for start, members in parts(population))
-    total, norms = _joined(readers(population, executor).map(_Sums(symmetry, weights), shards, shared=None))
+    shards = ((members, elements.some(start, start + len(members))) for start, members in population.parts())
+    total, norms = _joined(population.reading_executor(executor).map(_Sums(symmetry, weights), shards, shared=None))
     return _mean_overlap({name: total[name] for name in weights}, norms, len(population))
 
 
@@ -481,8 +483,8 @@ def agreement(
 ) -> Agreement:
     """Overlap of members and distances to a network (None: to their mean), in two passes over blocks, in float64."""
     weights = _weights(symmetry, population)
-    shards = ((members, None) for _, members in parts(population))
-    total, norms = _joined(readers(population, executor).map(_Sums(symmetry, weights), shards, shared=None))
+    shards = ((members, None) for _, members in population.parts())
+    total, norms = _joined(population.reading_executor(executor).map(_Sums(symmetry, weights), shards, shared=None))
     members = len(population)
     first = population.member(0)
     mean = {
@@ -491,7 +493,9 @@ def agreement(
     }
     centre = mean if reference is None else {**mean, **dict(reference)}
     weights_of_centre = {name: centre[name].cpu() for name in weights}
-    distances = readers(population, executor).map(_squared_distances, parts(population), shared=weights_of_centre)
+    distances = population.reading_executor(executor).map(
+        _squared_distances, population.parts(), shared=weights_of_centre
+    )
     overlap = _mean_overlap({name: total[name] for name in weights}, norms, members)
     return Agreement(overlap, centre, torch.cat(list(distances)))
 

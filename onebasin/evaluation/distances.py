@@ -19,7 +19,7 @@ from torch import Tensor
 from onebasin.errors import InputError, SpecError
 from onebasin.metrics import METRICS, Across, Pooled, Within, add_absolutes, mirrored, unit_of
 from onebasin.parallel import Executor, SerialExecutor
-from onebasin.population import Population, constant_tensors, device_of, members_between, only, read_columns
+from onebasin.population import Population
 from onebasin.state import TensorSpec, check_spec, trained_parameters
 
 # ----------------------------------------------------------------------
@@ -86,7 +86,7 @@ def measure_tiles(
     workers = executor if costs >= WORTH else SerialExecutor()
     if (len(a) + len(b)) * work.columns * work.dtype.itemsize <= block:
         return workers.map(work, ((tile, None) for tile in pairs), shared=_rows(a, b, work))
-    populations = (only(a, name), only(b, name))
+    populations = (a.select(name), b.select(name))
     return workers.map(work, ((tile, _ends(populations, tile)) for tile in pairs), shared=None)
 
 
@@ -113,7 +113,7 @@ class Work:
             sums = _Sums(tile, self, shared.device)
             sums.add(shared[tile.left], None if alone else shared[tile.right])
             return sums.distances()
-        sums = _Sums(tile, self, device_of(ends[0]))
+        sums = _Sums(tile, self, ends[0].device)
         members = _count(tile.left) + (0 if alone else _count(tile.right))
         step = max(1, self.block // (self.dtype.itemsize * members))
         for start in range(0, self.columns, step):
@@ -125,7 +125,7 @@ class Work:
 
     def _read(self, members: Population, columns: tuple[int, int], device: torch.device) -> Tensor:
         rows = torch.empty(len(members), columns[1] - columns[0], dtype=self.dtype, device=device)
-        read_columns(members, self.name, *columns, rows)
+        members.read_columns(self.name, *columns, rows)
         return rows
 
 
@@ -196,9 +196,9 @@ def _dtype(a: Population, b: Population, name: str) -> torch.dtype:
 
 def _rows(a: Population, b: Population, work: Work) -> Tensor:
     """The tensor of all members (m + n, columns)."""
-    rows = torch.empty(len(a) + len(b), work.columns, dtype=work.dtype, device=device_of(a))
-    read_columns(a, work.name, 0, work.columns, rows[: len(a)])
-    read_columns(b, work.name, 0, work.columns, rows[len(a) :])
+    rows = torch.empty(len(a) + len(b), work.columns, dtype=work.dtype, device=a.device)
+    a.read_columns(work.name, 0, work.columns, rows[: len(a)])
+    b.read_columns(work.name, 0, work.columns, rows[len(a) :])
     return rows
 
 
@@ -208,7 +208,7 @@ def _ends(populations: tuple[Population, Population], tile: Tile) -> Ends:
     for members in tile:
         before = 0 if members.start < len(populations[0]) else len(populations[0])
         population = populations[1] if before else populations[0]
-        ends.append(members_between(population, members.start - before, members.stop - before))
+        ends.append(population.part(members.start - before, members.stop - before))
     return ends[0], None if tile.left == tile.right else ends[1]
 
 
@@ -353,14 +353,14 @@ def weight_names(a: Population, b: Population, frozen: Collection[str] = ()) -> 
     names = [name for name in names if a.spec[name].dtype.is_floating_point and a.spec[name].size]
     if not names:
         raise SpecError(f"expected weights to compare, found only {', '.join(a.spec) or 'nothing'}: give networks")
-    constant = constant_tensors(b, constant_tensors(a, names))
+    constant = b.constant_tensors(a.constant_tensors(names))
     same = {name for name in constant if torch.equal(a.member(0)[name], b.member(0)[name])}
     return names if len(same) == len(names) else [name for name in names if name not in same]
 
 
 def _measured(a: Population, b: Population, name: str, metrics: Sequence[str], executor: Executor) -> Distances:
     """The distances in one tensor."""
-    members, device = len(a) + len(b), device_of(a)
+    members, device = len(a) + len(b), a.device
     l2, l1 = (
         torch.empty(members, members, dtype=torch.float64, device=device) if metric in metrics else None
         for metric in ("l2", "l1")

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onebasin.population import Population, overlapping
+from onebasin.population import Population
 
 
 def same_run_share(sizes: Iterable[int]) -> float:
@@ -134,7 +134,7 @@ class _Side:
 
 def _share(a: Population, b: Population) -> bool:
     """Whether both are cut from one population, and a run with them."""
-    if a.chain is None or b.chain is None or not overlapping(a, b):
+    if a.chain is None or b.chain is None or not a.overlaps(b):
         return False
     return bool(torch.isin(a.chain[a.chain >= 0], b.chain[b.chain >= 0]).any())
 

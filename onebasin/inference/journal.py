@@ -25,9 +25,9 @@ from onebasin.storage import (
     DAMAGED,
     NOTE,
     Finding,
-    HeldElsewhere,
-    held,
-    looked_at,
+    LockedElsewhere,
+    file_lock,
+    finding_of,
     make_folder,
     publish,
     read_header,
@@ -330,9 +330,9 @@ def alone(path: Path) -> Iterator[None]:
     """Hold the folder of a run, so that no second process works on it; freed by the system when a process dies."""
     make_folder(path / RUN)
     try:
-        with held(path / RUN / "lock"):
+        with file_lock(path / RUN / "lock"):
             yield
-    except HeldElsewhere as error:
+    except LockedElsewhere as error:
         raise StorageError(f"another process is at work on {path}: wait for it, or choose another path") from error
 
 
@@ -372,10 +372,10 @@ def is_run(folder: Path) -> bool:
 def inspect_run(folder: Path) -> Iterator[Finding]:
     """Look at the definition, the checkpoints and the diagnostics of a run."""
     place = folder / RUN
-    yield looked_at(place / "definition.json", "definition", partial(_definition, folder))
+    yield finding_of(place / "definition.json", "definition", partial(_definition, folder))
     for path in sorted(place.glob("*.safetensors")):
         kind = "checkpoint" if path.name.startswith("state-") else "diagnostics"
-        yield looked_at(path, kind, partial(_tensors, path, kind))
+        yield finding_of(path, kind, partial(_tensors, path, kind))
     for shard in shard_paths(folder):
         sequence, name = shard_key(shard) or (0, "")
         path = info_path(folder, name, sequence)

@@ -33,7 +33,7 @@ from onebasin.inference.compile import Function, compiled
 from onebasin.inference.layout import ParameterLayout, Prior, Scale, is_frozen
 from onebasin.inference.likelihood import LogLikelihood, Noise, bernoulli, categorical, check_shares, choose
 from onebasin.inference.seeds import Streams, derived, generator
-from onebasin.parallel import settled
+from onebasin.parallel import align_tensors
 from onebasin.state import State, state_of
 
 
@@ -369,7 +369,7 @@ def target_of(
     called = Called(model, layout)
     one = judged(called, chosen)
     return Target(
-        layout, gaussian, one, settled(leaves), structure, len(targets), buffers, compile, piece, called, chosen
+        layout, gaussian, one, align_tensors(leaves), structure, len(targets), buffers, compile, piece, called, chosen
     )
 
 

@@ -23,7 +23,7 @@ from onebasin.inference.driver import BatchProgress, Report, Runner
 from onebasin.inference.job import ChainBatch, Job
 from onebasin.inference.journal import RUN, Disk
 from onebasin.parallel import Executor
-from onebasin.storage import HeldElsewhere, held, make_folder, publish, real_path, temporary_beside
+from onebasin.storage import LockedElsewhere, file_lock, make_folder, publish, real_path, temporary_beside
 
 _REPORT_SECONDS = 0.5  # between two reports of a batch
 _TOKEN_SECONDS = 0.2  # between two looks at the token
@@ -72,9 +72,9 @@ class WorkerChannel:
         end = time.monotonic() + seconds
         try:
             for lock in self.folder.glob("*.lock"):
-                with held(lock, end - time.monotonic()):
+                with file_lock(lock, end - time.monotonic()):
                     pass  # the next worker that takes it finds no token
-        except HeldElsewhere:
+        except LockedElsewhere:
             return
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -109,10 +109,10 @@ class WorkerChannel:
         look = self.check_stop()
         look()
         try:
-            with held(self.folder / f"{batch.name}.lock", _PREDECESSOR_SECONDS, look):
+            with file_lock(self.folder / f"{batch.name}.lock", _PREDECESSOR_SECONDS, look):
                 self.check_stop()()
                 yield
-        except HeldElsewhere as error:
+        except LockedElsewhere as error:
             raise StorageError(
                 f"another process is at work on {batch.name} in {self.path} and does not end: end it, and call sample "
                 "again"

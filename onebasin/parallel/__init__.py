@@ -1,21 +1,15 @@
 """Where work runs: executors in this process, in several processes, on Ray."""
 
-from onebasin.parallel.choose import ExecutionOptions, MemoryNeeds, execution_options_of, executor_for, open_executor
+from onebasin.parallel.choose import executor_for, open_executor
 from onebasin.parallel.executor import Executor, SerialExecutor, one_thread, threads_for
 from onebasin.parallel.progress import Progress
 from onebasin.parallel.serialize import align_tensors, pickle_by_value, serialized_copy
 
-# Old names, until the branches are merged.
-as_arrived, settled, travel_by_value = serialized_copy, align_tensors, pickle_by_value
-
 __all__ = [
-    "ExecutionOptions",
     "Executor",
-    "MemoryNeeds",
     "Progress",
     "SerialExecutor",
     "align_tensors",
-    "execution_options_of",
     "executor_for",
     "one_thread",
     "open_executor",

@@ -4,42 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypedDict, cast
+from typing import Any
 
 from onebasin.errors import InputError
 from onebasin.parallel.executor import Executor, SerialExecutor
-
-
-class ExecutionOptions(TypedDict, total=False):
-    """Where an operation on a population runs; all optional, and without effect on its result.
-
-    Attributes:
-        workers: processes on this machine, each with one thread (1); on a cluster, shards worked on at once (all
-            processors).
-        executor: "local" to start Ray on this machine, the address of a Ray cluster to join, or an open `Executor`.
-    """
-
-    workers: int
-    executor: str | Executor
-    memory: int | str  # ignored, until the branches are merged
-
-
-class MemoryNeeds(TypedDict):
-    """Ignored; until the branches are merged."""
-
-    each: int
-    here: int
-
-
-def execution_options_of(options: Mapping[str, Any]) -> ExecutionOptions:
-    """The entries of `options` that say where work runs.
-
-    >>> execution_options_of({"workers": 2, "seed": 0})
-    {'workers': 2}
-    """
-    return cast(
-        "ExecutionOptions", {name: value for name, value in options.items() if name in ExecutionOptions.__annotations__}
-    )
 
 
 def open_executor(workers: int | None = None, executor: str | None = None) -> Executor:
@@ -70,10 +38,10 @@ def open_executor(workers: int | None = None, executor: str | None = None) -> Ex
 
 
 @contextmanager
-def executor_for(options: Mapping[str, Any], *, each: int = 0, here: int = 0) -> Iterator[Executor]:
+def executor_for(options: Mapping[str, Any]) -> Iterator[Executor]:
     """Yield the executor that `options["workers"]` and `options["executor"]` ask for.
 
-    One that was open before stays open. `each` and `here` are ignored, until the branches are merged.
+    One that was open before stays open. Results do not depend on it.
     """
     given, workers = options.get("executor"), options.get("workers")
     if given is not None and not isinstance(given, str):

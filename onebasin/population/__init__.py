@@ -1,14 +1,10 @@
 """Many networks of one architecture: in memory, on disk, in archives, on a hub."""
 
-from operator import attrgetter
-from typing import Any
-
-from onebasin.parallel import Executor, SerialExecutor
 from onebasin.population.archive import is_archive, networks_in, write_archives
 from onebasin.population.check import inspect_file, inspect_population
 from onebasin.population.files import SUFFIXES
 from onebasin.population.import_networks import NETWORKS, UNFINISHED, import_networks, save_whole, whole_files
-from onebasin.population.map import Extras, Function, Mapped, complete_shards, map_blocks, missing_shards, shard_tensors
+from onebasin.population.map import complete_shards, map_blocks, missing_shards, shard_tensors
 from onebasin.population.open import is_there
 from onebasin.population.population import Population
 from onebasin.population.shard import MANIFEST, Block, read_shard, shard_key, shard_name, shard_paths
@@ -43,25 +39,3 @@ __all__ = [
     "whole_files",
     "write_archives",
 ]
-
-# Old names, until the branches are merged.
-parts, members_between, only = Population.parts, Population.part, Population.select
-constant_tensors, overlapping, read_columns = Population.constant_tensors, Population.overlaps, Population.read_columns
-device_of, completed = attrgetter("device"), complete_shards
-
-
-def mapped(
-    population: Population, function: Function, executor: Executor, *, beside: Extras | None = None, **options: Any
-) -> Mapped:
-    """See `map_blocks`."""
-    return map_blocks(population, function, executor, extras=beside, **options)
-
-
-def readers(population: Population, executor: Executor) -> Executor:
-    """This process for members in memory, else the executor."""
-    return SerialExecutor() if population.in_memory else executor
-
-
-def caller_bytes(population: Population, path: object) -> int:
-    """Nothing."""
-    return 0

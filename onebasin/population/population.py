@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError, SpecError
+from onebasin.parallel import Executor, SerialExecutor
 from onebasin.population.check import source_problems
 from onebasin.population.map import map_members
 from onebasin.population.member_storage import MemorySource, Source, consecutive, gather
@@ -201,6 +202,10 @@ class Population:
     def in_memory(self) -> bool:
         """Whether no member is on disk."""
         return all(isinstance(source, MemorySource) for source in self._sources)
+
+    def reading_executor(self, executor: Executor) -> Executor:
+        """`executor` for members on disk; for members in memory this process, since sending them would cost more."""
+        return SerialExecutor() if self.in_memory else executor
 
     @property
     def is_one_tensor_stack(self) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from onebasin.errors import InputError
 from onebasin.functional import statistics_in
 from onebasin.parallel import Executor, executor_for
-from onebasin.population import Population, constant_tensors
+from onebasin.population import Population
 from onebasin.posterior.families import GAUSSIANS, ROUNDING, FitOptions
 from onebasin.posterior.gaussian import Gaussian, LowRank
 from onebasin.posterior.layout import FlatLayout, flat_layout, vector_dtype
@@ -235,7 +235,7 @@ def _buffers(population: Population, groups: Tensor, group: int, layout: FlatLay
     first = population.member(int((groups == group).nonzero()[0]))
     sizes = [layout.spec[name].size for name in known.names]
     average = dict(zip(known.names, known.mean[group].split(sizes), strict=True))
-    for name in constant_tensors(population, [name for name in layout.buffer_names if name in average]):
+    for name in population.constant_tensors([name for name in layout.buffer_names if name in average]):
         del average[name]
     return {
         name: average[name].reshape(first[name].shape).to(first[name].dtype) if name in average else first[name]

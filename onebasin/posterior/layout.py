@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import SpecError
-from onebasin.population import Population, constant_tensors
+from onebasin.population import Population
 from onebasin.state import Spec, State, as_spec, check_spec, dtype_name, shared_names, trained_parameters
 
 
@@ -98,7 +98,7 @@ def flat_layout(population: Population, model: nn.Module | None = None) -> FlatL
     """
     if model is None:
         names = _real(population, trained_parameters(population.spec))
-        constant = constant_tensors(population, names) if len(population) > 1 else set()
+        constant = population.constant_tensors(names) if len(population) > 1 else set()
         if len(constant) < len(names):
             names = [name for name in names if name not in constant]
         tied = _equal_everywhere(population, names)

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError, SpecError
-from onebasin.parallel import Executor, SerialExecutor, settled
-from onebasin.population import Population, block_members, parts, readers
+from onebasin.parallel import Executor, SerialExecutor, align_tensors
+from onebasin.population import Population, block_members
 from onebasin.posterior.layout import FlatLayout, vector_dtype
 from onebasin.state import State
 
@@ -126,8 +126,10 @@ def moments(population: Population, names: Sequence[str], groups: Tensor, execut
         torch.zeros(number, width, dtype=torch.float64, device=_device(population)),
     )
     size = max(block_members(population.spec), _SHARE * number)
-    shards = ((members, groups[start : start + len(members)]) for start, members in parts(population, size))
-    for present, part in readers(population, executor or SerialExecutor()).map(_moments, shards, shared=total.names):
+    shards = ((members, groups[start : start + len(members)]) for start, members in population.parts(size))
+    for present, part in population.reading_executor(executor or SerialExecutor()).map(
+        _moments, shards, shared=total.names
+    ):
         for row, group in enumerate(present):
             _merge(total, group, int(part.counts[row]), part.mean[row], part.squares[row])
     if not bool(torch.isfinite(total.squares).all()):
@@ -275,12 +277,12 @@ class Deviations:
     def _mapped(self, what: tuple[str, Tensor | None], least: int, left: Tensor | None = None) -> Iterator[Tensor]:
         """The products of shards of `least` networks, or more."""
         size = max(block_members(self.population.spec), least)
-        return self.executor.map(self._work, self._shards(size, left), shared=settled(what))
+        return self.executor.map(self._work, self._shards(size, left), shared=align_tensors(what))
 
     def _shards(self, size: int, left: Tensor | None) -> Iterator[_Shard]:
-        for start, members in parts(self.population, size):
+        for start, members in self.population.parts(size):
             rows = slice(start, start + len(members))
-            yield members, self.groups[rows], None if left is None else settled(left[rows])
+            yield members, self.groups[rows], None if left is None else align_tensors(left[rows])
 
 
 @dataclass(frozen=True, eq=False)

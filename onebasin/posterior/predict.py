@@ -35,8 +35,8 @@ from onebasin.functional import (
     stale,
     vectorises,
 )
-from onebasin.parallel import Executor, as_arrived, executor_for, settled
-from onebasin.population import Population, parts
+from onebasin.parallel import Executor, align_tensors, executor_for, serialized_copy
+from onebasin.population import Population
 from onebasin.posterior.posterior import Posterior, shares
 from onebasin.state import Spec, State
 
@@ -232,7 +232,7 @@ def _chunks(
     progress: Callable[[int, int, str], None] | None,
 ) -> Generator[tuple[int, Tensor], None, None]:
     done = 0
-    for outputs in executor.map(work, work.shards(), shared=settled(inputs)):
+    for outputs in executor.map(work, work.shards(), shared=align_tensors(inputs)):
         yield done, outputs
         done += len(outputs)
         if progress is not None:
@@ -245,7 +245,7 @@ class _Forward:
     def __init__(self, model: nn.Module, sizes: Portion, networks: Population | Drawn, *, together: bool) -> None:
         self.model, self.sizes, self.members, self.together = model, sizes, len(networks), together
         self._population = networks if isinstance(networks, Population) else None
-        self._drawn = as_arrived(networks) if isinstance(networks, Drawn) else None
+        self._drawn = serialized_copy(networks) if isinstance(networks, Drawn) else None
         self._constant = networks.posterior.constant_statistics if isinstance(networks, Drawn) else frozenset()
         self._stream: DrawStream | None = None
 
@@ -256,7 +256,7 @@ class _Forward:
     def shards(self) -> Iterator[Shard]:
         """The chunks, whose size depends on the networks and the inputs alone."""
         if self._population is not None:
-            yield from (members for _, members in parts(self._population, self.sizes.chunk))
+            yield from (members for _, members in self._population.parts(self.sizes.chunk))
         else:
             numbers = range(self.members)
             yield from (numbers[start : start + self.sizes.chunk] for start in numbers[:: self.sizes.chunk])

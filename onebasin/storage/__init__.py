@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     )
     from onebasin.storage.torch_file import check_pickle, check_plain, check_torch_file
 
-held, HeldElsewhere, looked_at = file_lock, LockedElsewhere, finding_of  # old names, until the branches are merged
 
 __all__ = [
     "CHECKSUMS",

@@ -21,7 +21,6 @@ from onebasin.evaluation.distances import pair_distances, tensor_distances
 from onebasin.evaluation.runs import Runs, same_run_share
 from onebasin.functional.call import global_seed
 from onebasin.metrics.mmd import Pooled, kernel_matrix, mmd, side_statistics
-from onebasin.population import read_columns
 from onebasin.population.population import Population
 from tests.alignment.test_canonical import decayed, perceptron
 from tests.judging import assert_mean, numbers, seeded
@@ -92,7 +91,7 @@ def test_columns_of_any_rows(data: st.DataObject) -> None:
     start = data.draw(st.integers(0, 5))
     stop = data.draw(st.integers(start + 1, 6))
     out = torch.empty(len(rows), stop - start, dtype=torch.float64)
-    read_columns(whole[rows], "w", start, stop, out)
+    whole[rows].read_columns("w", start, stop, out)
     assert torch.equal(out, whole.stacked()["w"][rows].flatten(1)[:, start:stop])
 
 

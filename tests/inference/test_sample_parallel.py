@@ -22,7 +22,7 @@ from onebasin.inference.journal import RUN, read_info
 from onebasin.inference.sample import by_chain
 from onebasin.inference.workers import ReportReader, ReportWriter, WorkerChannel
 from onebasin.parallel import Executor, SerialExecutor, open_executor
-from onebasin.storage import HeldElsewhere, held
+from onebasin.storage import LockedElsewhere, file_lock
 from tests.interrupted_run import problem
 from tests.judging import sample, split_options
 
@@ -240,7 +240,7 @@ def test_one_batch_has_one_holder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert channel.folder.exists(), "somebody is still at work: what it holds stays"
         with pytest.raises(KeyboardInterrupt), channel.taken(two):
             pass
-    with held(tmp_path / "file"), pytest.raises(HeldElsewhere), held(tmp_path / "file"):
+    with file_lock(tmp_path / "file"), pytest.raises(LockedElsewhere), file_lock(tmp_path / "file"):
         pass
 
 

@@ -15,10 +15,9 @@ from onebasin.alignment.align import align
 from onebasin.alignment.balance import balance
 from onebasin.alignment.canonical import canonicalise
 from onebasin.errors import ClusterError, InputError, SpecError
-from onebasin.parallel import ExecutionOptions, Executor, SerialExecutor, executor_for, open_executor
+from onebasin.parallel import Executor, SerialExecutor, executor_for, open_executor
 from onebasin.parallel.serialize import pack, unpack
 from onebasin.parallel.workers import DEATHS, WorkerDied, WorkerPool
-from onebasin.population import members_between, parts
 
 
 @pytest.fixture(scope="module")
@@ -242,14 +241,14 @@ def test_a_part_holds_its_members_and_no_others(tmp_path: Path) -> None:
     both = ob.Population.concatenate([first, ob.Population.open(tmp_path / "disk")])
     order = torch.randperm(20, generator=torch.Generator().manual_seed(0))
     for population in (both, both[order], both[::-3]):
-        found = unpack(pack(members_between(population, 2, 6)))
+        found = unpack(pack(population.part(2, 6)))
         assert torch.equal(found.tensor("w"), population[2:6].tensor("w")) and torch.equal(
             found.chain, population[2:6].chain
         )
-        joined = torch.cat([own.tensor("w") for _, own in parts(population, 3)])
+        joined = torch.cat([own.tensor("w") for _, own in population.parts(3)])
         assert torch.equal(joined, population.tensor("w"))
     large = ob.Population.from_stacked({"w": torch.zeros(1000, 1000)})
-    assert len(pack(members_between(large, 5, 6))) < 20_000
+    assert len(pack(large.part(5, 6))) < 20_000
 
 
 def test_no_workers_are_refused() -> None:
@@ -317,7 +316,7 @@ def test_workers_need_not_be_where_we_are(
 def test_ray_changes_not_one_bit(mixed: ob.Population, symmetry: ob.Symmetry, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     here = everything(mixed, symmetry, tmp_path / "here")
-    with executor_for(ExecutionOptions(executor="local", workers=2)) as executor:
+    with executor_for({"executor": "local", "workers": 2}) as executor:
         there = everything(mixed, symmetry, tmp_path / "there", executor=executor)
         (tmp_path / "0").touch()
         assert list(executor.map(die, range(8), shared=str(tmp_path))) == list(range(8))

@@ -22,7 +22,6 @@ from onebasin.errors import DiskError, InputError
 from onebasin.parallel import Executor, SerialExecutor, executor_for, open_executor, processes
 from onebasin.parallel.processes import ProcessExecutor
 from onebasin.parallel.serialize import pack, unpack
-from onebasin.population import members_between
 from onebasin.posterior.fit import fit
 
 
@@ -239,7 +238,7 @@ def test_members_lie_in_their_own_order_wherever_they_are(two: Executor) -> None
         stacked[name] = stacked[name].movedim(2, -1).contiguous().movedim(-1, 2)
     population = ob.Population.from_stacked(stacked)
     assert not population.stacked()["0.weight"].is_contiguous()
-    assert all(own.is_contiguous() for own in members_between(population, 2, 7).stacked().values())
+    assert all(own.is_contiguous() for own in population.part(2, 7).stacked().values())
     here, there = (align(population, symmetry, executor=executor) for executor in (SerialExecutor(), two))
     assert equal(here.population, there.population) and torch.equal(here.residual, there.residual)
     reference = {name: own[3].mT.contiguous().mT if own.ndim == 3 else own[3] for name, own in stacked.items()}
@@ -268,7 +267,7 @@ def test_a_population_is_found_from_another_folder(
     population = ob.Population.open("population")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    sums = two.map(lambda shared, members: members.tensor("0.bias"), [members_between(population, 0, 3)], shared=None)
+    sums = two.map(lambda shared, members: members.tensor("0.bias"), [population.part(0, 3)], shared=None)
     assert torch.equal(next(iter(sums)), stacked["0.bias"])
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from onebasin import fit
 from onebasin.errors import OnebasinError, SpecError, StorageError
-from onebasin.population import read_columns
 from onebasin.population.check import inspect_file, inspect_population
 from onebasin.population.population import Population
 from onebasin.state import TensorSpec
@@ -109,7 +108,7 @@ def flip_weight(path, name="w"):
         lambda population: list(population.blocks(1)),
         lambda population: population[[3, 0]].stacked(),
         lambda population: population.to(dtype=torch.float64),
-        lambda population: read_columns(population, "w", 0, 2, torch.empty(4, 2)),
+        lambda population: population.read_columns("w", 0, 2, torch.empty(4, 2)),
         lambda population: fit(population, "diagonal"),
     ],
 )

@@ -23,7 +23,7 @@ from onebasin.functional.call import global_seed
 from onebasin.functional.population_pass import MEMBERS
 from onebasin.parallel import Executor, SerialExecutor, open_executor
 from onebasin.parallel import choose as opening
-from onebasin.parallel.serialize import as_arrived, settled
+from onebasin.parallel.serialize import align_tensors, serialized_copy
 from onebasin.population import population as populations
 from onebasin.population.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank
@@ -197,7 +197,8 @@ def test_tensors_that_lie_askew(two: Executor) -> None:
 
 def test_things_settle_where_workers_have_them() -> None:
     askew = torch.arange(9.0)[1:]
-    for made in (settled((askew, {"x": askew.view(2, 4).T}, 3)), as_arrived((askew, {"x": askew.view(2, 4).T}, 3))):
+    things = (askew, {"x": askew.view(2, 4).T}, 3)
+    for made in (align_tensors(things), serialized_copy(things)):
         first, named, number = made
         assert torch.equal(first, askew) and torch.equal(named["x"], askew.view(2, 4).T) and number == 3
         assert all(own.is_contiguous() and own.data_ptr() % 64 == 0 for own in (first, named["x"]))
