@@ -28,7 +28,7 @@ from onebasin.alignment.consensus import (
     Features,
     Matcher,
     MatchToReference,
-    Progress,
+    SweepProgress,
     Weights,
     agreement,
     apply_elements,
@@ -39,7 +39,7 @@ from onebasin.alignment.layout import BlockLayout
 from onebasin.alignment.match import check_network, lightest
 from onebasin.alignment.transpositions import Transpositions, transpositions
 from onebasin.errors import InputError, StorageError
-from onebasin.parallel import Executor, executor_for, one_thread
+from onebasin.parallel import Executor, Progress, executor_for, one_thread
 from onebasin.population import MANIFEST, Population, missing_shards, shard_tensors
 from onebasin.state import State, as_state
 from onebasin.storage import is_taken, make_folder, read_tensors, real_path, write_tensors
@@ -123,7 +123,7 @@ def align(
     kind: str = "uncentred",
     workers: int | None = None,
     executor: str | Executor | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
     finish: Callable[[Alignment], None] | None = None,
 ) -> Alignment:
     """Move every member of a population into one basin.
@@ -268,7 +268,7 @@ class _Run:
         settings: AlignSettings,
         journal: Journal,
         executor: Executor,
-        progress: Callable[[int, int, str], None] | None,
+        progress: Progress | None,
     ) -> None:
         self.current, self.settings, self.journal, self.executor = current, settings, journal, executor
         self.symmetry = current.symmetry
@@ -306,7 +306,7 @@ class _Run:
             missing,
         )
 
-    def _match(self, scales: Element | None) -> tuple[Progress, State | None, Mapping[str, str]]:
+    def _match(self, scales: Element | None) -> tuple[SweepProgress, State | None, Mapping[str, str]]:
         """Match all members; by activations once more for units that show only when the others are in place."""
         current, settings, executor = self.current, self.settings, self.executor
         features = self._features()
@@ -326,7 +326,7 @@ class _Run:
             progress = matching.run(progress, self._report)
             if progress.stage or not matching.missing:
                 return progress, target, matching.missing
-            progress = Progress(stage=1, history=progress.history)
+            progress = SweepProgress(stage=1, history=progress.history)
 
     def _features(self) -> Features:
         settings, layout = self.settings, BlockLayout.of(self.symmetry)
@@ -350,7 +350,7 @@ class _Run:
         first = self.settings.reference == "first"
         return current.member(0 if first else medoid(current, matcher, self.executor))
 
-    def _report(self, progress: Progress) -> None:
+    def _report(self, progress: SweepProgress) -> None:
         self.journal.write(progress)
         if self.progress is not None and progress.place:
             reached = f", overlap {progress.history[-1]:.6g}" if progress.history else ""
@@ -419,7 +419,7 @@ class Journal:
         self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
         self._last = time.monotonic()
 
-    def resume(self) -> Progress:
+    def resume(self) -> SweepProgress:
         """The progress of an interrupted run, with its elements set; a fresh one if there is none.
 
         Raises:
@@ -427,7 +427,7 @@ class Journal:
             StorageError: the file is no journal, or damaged.
         """
         if self.path is None or not self.path.exists():
-            return Progress()
+            return SweepProgress()
         try:
             tensors, header = read_tensors(self.path)
             entry = json.loads(header.get("onebasin", "{}"))
@@ -444,7 +444,7 @@ class Journal:
             )
         return _restore(self.path, entry, tensors, self.current.elements)
 
-    def write(self, progress: Progress, *, now: bool = False) -> None:
+    def write(self, progress: SweepProgress, *, now: bool = False) -> None:
         """Replace the file if it is old enough."""
         if self.path is None or not (now or time.monotonic() - self._last > _SECONDS):
             return
@@ -481,11 +481,11 @@ def _damaged(path: Path | None) -> StorageError:
     )
 
 
-def _restore(path: Path, entry: Mapping[str, Any], tensors: State, elements: Element) -> Progress:
+def _restore(path: Path, entry: Mapping[str, Any], tensors: State, elements: Element) -> SweepProgress:
     """The progress of an entry; its elements are copied into `elements`, once all of it is known to be usable."""
     targets = _named(elements)
     try:
-        progress = Progress(**entry["progress"])
+        progress = SweepProgress(**entry["progress"])
         progress.total = {name: tensors[f"total/{name}"] for name in entry["names"]}  # in the order of the sums
         usable = _is_usable(progress, elements.members or 1) and all(
             _is_element(tensors[name], target) for name, target in targets.items()
@@ -499,7 +499,7 @@ def _restore(path: Path, entry: Mapping[str, Any], tensors: State, elements: Ele
     return progress
 
 
-def _is_usable(progress: Progress, members: int) -> bool:
+def _is_usable(progress: SweepProgress, members: int) -> bool:
     counts = [getattr(progress, name) for name in _COUNTS]
     if not all(type(count) is int and count >= 0 for count in counts) or not isinstance(progress.done, bool):
         return False
@@ -522,7 +522,7 @@ def _is_element(read: Tensor, target: Tensor) -> bool:
     return torch.equal(read.sort(-1).values, torch.arange(read.shape[-1]).expand(read.shape))
 
 
-def _check_total(path: Path | None, progress: Progress, features: State) -> None:
+def _check_total(path: Path | None, progress: SweepProgress, features: State) -> None:
     """Raise unless a sum read from a journal has the shapes of features of a member, and finite numbers."""
     total = progress.total
     if total.keys() != features.keys() or not all(

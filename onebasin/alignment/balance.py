@@ -27,7 +27,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
 from onebasin.errors import InputError, SpecError
-from onebasin.parallel import Executor, executor_for, one_thread
+from onebasin.parallel import Executor, Progress, executor_for, one_thread
 from onebasin.population import Population, block_members, map_blocks
 from onebasin.state import State, is_statistic
 from onebasin.symmetry import Element, ExpandedElement, Symmetry, apply_block
@@ -1057,7 +1057,7 @@ def balance(
     sweeps: int = 1000,
     workers: int | None = None,
     executor: str | Executor | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
 ) -> Balanced:
     """Move networks along their orbits of positive scales to the point of least mass.
 

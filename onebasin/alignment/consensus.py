@@ -307,7 +307,7 @@ def apply_elements(
 
 
 @dataclass
-class Progress:
+class SweepProgress:
     """How far the sweeps have come; with the elements so far all that is needed to go on.
 
     The names of its fields are those of the journal's file.
@@ -337,7 +337,7 @@ class Consensus:
         self.sweeps, self.tolerance = sweeps, tolerance
         self.missing: Mapping[str, str] = {}  # see `Features`
 
-    def run(self, progress: Progress, report: Callable[[Progress], None]) -> Progress:
+    def run(self, progress: SweepProgress, report: Callable[[SweepProgress], None]) -> SweepProgress:
         """Go on to the end; `report` is called after each chunk, when sum and elements are consistent."""
         members = len(self.current)
         while not progress.done:
@@ -351,7 +351,7 @@ class Consensus:
             report(progress)
         return progress
 
-    def _finished(self, progress: Progress) -> bool:
+    def _finished(self, progress: SweepProgress) -> bool:
         if len(self.current) == 1 or progress.sweep + 1 >= self.sweeps:
             return True
         if progress.sweep == 0:
@@ -359,7 +359,7 @@ class Consensus:
         gained = progress.history[-1] - progress.history[-2]
         return not progress.moved or gained <= self.tolerance * abs(progress.history[-1])
 
-    def _chunks(self, progress: Progress) -> Iterator[tuple[int, int]]:
+    def _chunks(self, progress: SweepProgress) -> Iterator[tuple[int, int]]:
         """The first sweep builds S up, so its chunks must not outgrow what S already holds."""
         members = len(self.current)
         widest = max(1, min(_LARGEST, members // _CHUNKS))
@@ -369,20 +369,20 @@ class Consensus:
             yield start, min(members, start + width)
             start += width
 
-    def _chunk(self, progress: Progress, members: range) -> None:
+    def _chunk(self, progress: SweepProgress, members: range) -> None:
         if progress.sweep == 0:
             self._place(progress, members)
         else:
             self._improve(progress, members, self.executor)
 
-    def _place(self, progress: Progress, members: range) -> None:
+    def _place(self, progress: SweepProgress, members: range) -> None:
         """First sweep: match new members to the sum of those before, then add them."""
         for start, matches in self._matches(members, MatchTarget(progress.total), self.executor):
             progress.total = add_features(progress.total, matches.change) if progress.total else matches.change
             progress.norms += matches.squares
             self._move(progress, start, matches)
 
-    def _improve(self, progress: Progress, members: range, executor: Executor) -> None:
+    def _improve(self, progress: SweepProgress, members: range, executor: Executor) -> None:
         """Later sweeps: match members to the sum of all others."""
         target = MatchTarget(progress.total, within=True, full=progress.sweep == 1)
         shards, total = [], progress.total
@@ -404,7 +404,7 @@ class Consensus:
         shards = self.current.shards(members, size)
         return zip(members[::size], executor.map(self.matcher, shards, shared=target), strict=True)
 
-    def _move(self, progress: Progress, start: int, matches: ShardMatches) -> None:
+    def _move(self, progress: SweepProgress, start: int, matches: ShardMatches) -> None:
         progress.moved += self.current.follow(start, matches.vertices, self.matcher.features)
         self.missing = matches.missing
 
@@ -420,7 +420,7 @@ class MatchToReference:
         self.target = MatchTarget(align_tensors(matcher.features.features(reference)), summed=False)
         self.missing: Mapping[str, str] = {}  # see `Features`
 
-    def run(self, progress: Progress, report: Callable[[Progress], None]) -> Progress:
+    def run(self, progress: SweepProgress, report: Callable[[SweepProgress], None]) -> SweepProgress:
         """Go on to the end; `report` is called after each shard."""
         members = range(progress.place, len(self.current))
         for matches in self.executor.map(self.matcher, self.current.shards(members, _SHARD), shared=self.target):
@@ -439,7 +439,7 @@ def medoid(current: AlignmentState, matcher: Matcher, executor: Executor) -> int
     far are left as they were.
     """
     trial = current.copy()
-    MatchToReference(trial, matcher, executor, current.member(0)).run(Progress(), lambda progress: None)
+    MatchToReference(trial, matcher, executor, current.member(0)).run(SweepProgress(), lambda progress: None)
     members = range(len(trial))
     total: State = {}
     stay = MatchTarget({})  # without features to match to, members stay, and are summed

@@ -11,11 +11,11 @@ import click
 from rich.console import Console
 
 from onebasin.errors import InputError
+from onebasin.parallel import Progress
 
 _PATIENCE = 2.0  # seconds before progress is worth the flicker
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
-Show = Callable[[int, int, str], None]
 
 
 def debug(command: _Command) -> _Command:
@@ -26,7 +26,7 @@ def debug(command: _Command) -> _Command:
             context.obj["debug"] = True
 
     return click.option(
-        "--debug", is_flag=True, expose_value=False, callback=remember, help="Show the stack trace of an error."
+        "--debug", is_flag=True, expose_value=False, callback=remember, help="Progress the stack trace of an error."
     )(command)
 
 
@@ -84,7 +84,7 @@ def check_absent(path: Path, force: bool, choose: str = "--output") -> None:
 
 @contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Show ``text`` with a spinner on stderr once the block takes long, and only on a terminal."""
+    """Progress ``text`` with a spinner on stderr once the block takes long, and only on a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -95,8 +95,8 @@ def progress(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(text: str) -> Iterator[Show]:
-    """Show ``text`` with a bar on stderr once the block takes long, and only on a terminal.
+def progress_bar(text: str) -> Iterator[Progress]:
+    """Progress ``text`` with a bar on stderr once the block takes long, and only on a terminal.
 
     Yields:
         A function (members done, members, what is being done) that moves the bar. It starts again with each sweep, and

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from math import comb
@@ -35,7 +35,7 @@ from onebasin.metrics import (
     unbiased,
     weighted_statistics,
 )
-from onebasin.parallel import Executor, SerialExecutor, executor_for
+from onebasin.parallel import Executor, Progress, SerialExecutor, executor_for
 from onebasin.population import Population
 from onebasin.posterior import Output, predict
 from onebasin.reporting import table
@@ -473,7 +473,7 @@ def discrepancy(
     layers: bool = True,
     seed: int = 0,
     scratch: PathLike | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Discrepancy:

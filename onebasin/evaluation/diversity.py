@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from onebasin.errors import InputError
 from onebasin.functional import Inputs, Measured, answers, examples_in, pieces
 from onebasin.metrics import mutual_information, pairwise_mutual_information, pearson, spearman
-from onebasin.parallel import Executor, executor_for
+from onebasin.parallel import Executor, Progress, executor_for
 from onebasin.population import Population
 from onebasin.posterior import (
     Networks,
@@ -430,7 +430,7 @@ def diversity(
     seed: int = 0,
     chunk: int | None = None,
     batch: int | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Diversity:

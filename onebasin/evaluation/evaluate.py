@@ -38,7 +38,7 @@ from onebasin.metrics import (
     total_variation,
     weighted_mean,
 )
-from onebasin.parallel import Executor, executor_for
+from onebasin.parallel import Executor, Progress, executor_for
 from onebasin.population import Population
 from onebasin.posterior import Networks, Posterior, Predictive, PredictOptions, predict, stale_statistics
 
@@ -452,7 +452,7 @@ def evaluate(
     seed: int = 0,
     chunk: int | None = None,
     batch: int | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Evaluation:

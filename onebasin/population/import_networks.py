@@ -7,7 +7,7 @@ killed goes on after the last whole shard, and ends with what it would have ende
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from onebasin.errors import InputError, StorageError
+from onebasin.parallel import Progress
 from onebasin.population.archive import contents_of, is_archive, networks_in, ordered_networks
 from onebasin.population.files import strip_prefix
 from onebasin.population.member_storage import gather
@@ -40,7 +41,6 @@ UNFINISHED = ".importing"
 NETWORKS = ("shard", "network")  # kinds of findings that hold networks
 _WRITER = "import"
 
-Progress = Callable[[int, int, str], None]
 Member = tuple[State, int | None, float | None]  # weights, chain, log density
 
 

@@ -35,7 +35,7 @@ from onebasin.functional import (
     stale,
     vectorises,
 )
-from onebasin.parallel import Executor, align_tensors, executor_for, serialized_copy
+from onebasin.parallel import Executor, Progress, align_tensors, executor_for, serialized_copy
 from onebasin.population import Population
 from onebasin.posterior.posterior import Posterior, shares
 from onebasin.state import Spec, State
@@ -161,7 +161,7 @@ class PredictOptions:
     statistics: Measured = None
     chunk: int | None = None
     batch: int | None = None
-    progress: Callable[[int, int, str], None] | None = None
+    progress: Progress | None = None
     workers: int | None = None
     executor: str | Executor | None = None
 
@@ -229,7 +229,7 @@ def _chunks(
     executor: Executor,
     work: _Forward,
     inputs: tuple[Inputs, Inputs | None],
-    progress: Callable[[int, int, str], None] | None,
+    progress: Progress | None,
 ) -> Generator[tuple[int, Tensor], None, None]:
     done = 0
     for outputs in executor.map(work, work.shards(), shared=align_tensors(inputs)):
@@ -302,7 +302,7 @@ def predict(
     seed: int = 0,
     chunk: int | None = None,
     batch: int | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Tensor:

@@ -6,7 +6,7 @@ They keep the predictive, and no longer the standard deviations of the weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -25,7 +25,7 @@ from onebasin.functional import (
     norms_used,
     rows_of,
 )
-from onebasin.parallel import Executor
+from onebasin.parallel import Executor, Progress
 from onebasin.population import Population
 from onebasin.posterior.fidelity import augment, fidelity
 from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank, standard_normal
@@ -343,7 +343,6 @@ def _parts(kind: type[Part], starts: list[DiagLowRank], tensors: TensorIndex, sh
 
 
 Form = Literal["refined", "scaled"]
-Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -393,7 +392,7 @@ def refine(
     kl_weight: float = 0.0,
     statistics: Measured = None,
     seed: int = 0,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Posterior:
@@ -467,7 +466,7 @@ def fit_scales(
     kl_weight: float = 0.0,
     statistics: Measured = None,
     seed: int = 0,
-    progress: Callable[[int, int, str], None] | None = None,
+    progress: Progress | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Posterior:
