@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import onebasin as ob
 from benchmarks.targets import Targets, head, spread
 from onebasin.data.dataset import split
-from onebasin.data.embedded import digits
+from onebasin.data.load import digits
 from onebasin.evaluation.discrepancy import NORMAL_FORMS, discrepancy
 from onebasin.evaluation.distances import BLOCK_BYTES, pair_distances
 from onebasin.functional.call import global_seed

@@ -25,7 +25,7 @@ from benchmarks.memory import Peak
 from benchmarks.targets import Targets, head
 from onebasin import Ensemble, sample
 from onebasin.data.dataset import split
-from onebasin.data.embedded import digits
+from onebasin.data.load import digits
 from onebasin.evaluation.diversity import diversity
 from onebasin.metrics.pairs import mutual_information_of_pairs, pairwise_mutual_information
 

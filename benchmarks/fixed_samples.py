@@ -24,7 +24,7 @@ from benchmarks.mnist import ABSENT, load
 from benchmarks.train import CACHE, mlp
 from onebasin import HMC, Population, diagnose, sample
 from onebasin.data.dataset import split
-from onebasin.data.embedded import digits
+from onebasin.data.load import digits
 
 PRIOR = 0.3
 

@@ -53,8 +53,8 @@ from onebasin.reporting.record import (
     write_record,
 )
 from onebasin.state import state_of
-from onebasin.storage.checksum import checksum
-from onebasin.storage.checksum import seal as seal_texts
+from onebasin.storage.integrity import checksum
+from onebasin.storage.integrity import seal as seal_texts
 from onebasin.symmetry.discover import discover
 from onebasin.symmetry.group import Symmetry
 

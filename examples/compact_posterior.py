@@ -7,7 +7,7 @@ import torch
 
 import onebasin as ob
 from onebasin.data.dataset import split
-from onebasin.data.embedded import digits
+from onebasin.data.load import digits
 from onebasin.examples.small import digits_mlp
 
 

@@ -20,16 +20,43 @@ from torch import Tensor
 from onebasin.cli.load import load_function
 from onebasin.data import INPUTS, TARGETS, Dataset, Parts, Reading, first_of, read_arrays, read_parts, stored_names
 from onebasin.errors import InputError, StorageError
-from onebasin.functional import Inputs, examples_in
+from onebasin.functional import KINDS, Inputs, examples_in
 from onebasin.storage import map_tensors, read_header
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def likelihood_options(command: _Command) -> _Command:
+    """Add ``--likelihood`` and ``--noise``, which say how targets scatter."""
+    noise = click.option(
+        "--noise",
+        metavar="X",
+        help="Standard deviation of gaussian targets, or learned, for a model that gives means and log deviations.",
+    )
+    likelihood = click.option(
+        "--likelihood",
+        type=click.Choice(KINDS),
+        help="Of the targets. Default: categorical for whole-number types, which are classes, gaussian for floats; "
+        "floats that may be class labels are asked about.",
+    )
+    return likelihood(noise(command))
+
+
+def loss_option(command: _Command) -> _Command:
+    """Add ``--loss``, which says what networks are judged by on data."""
+    return click.option(
+        "--loss",
+        type=click.Choice(["cross-entropy", "mse"]),
+        help="On the data. Default: cross-entropy for targets of whole-number types, which are classes, mse for "
+        "floats; floats that may be class labels are asked about.",
+    )(command)
+
 
 _INPUT_FILES = ".npz or .safetensors with inputs (or x, X; inputs.NAME for each of several)"
 INPUT_GRAMMAR = f"a word such as digits, mnist:test or uci/boston (see sample), or {_INPUT_FILES}"
 GRAMMAR = f"{INPUT_GRAMMAR} and targets (or y, Y)"
 _FILES = (".npz", ".safetensors")
 _TEXT = re.compile(r"(?P<name>.+?)(?:#(?P<split>\d+))?(?::(?P<part>train|test|all))?", re.DOTALL)
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, eq=False)

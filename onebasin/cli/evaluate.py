@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from onebasin.cli import data as examples
-from onebasin.cli.likelihood import likelihood_options
+from onebasin.cli.data import likelihood_options
 from onebasin.cli.networks import build, open_population_or_posterior
 from onebasin.cli.options import check_absent, debug, progress_bar
 from onebasin.cli.options import places as where_it_runs

@@ -1,17 +1,21 @@
 """What several verbs share: ``--debug``, where work runs, and what shows progress."""
 
+from __future__ import annotations
+
 import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from rich.console import Console
 
 from onebasin.errors import InputError
-from onebasin.parallel import Progress
+
+if TYPE_CHECKING:  # importing it takes torch, which --help does without
+    from onebasin.parallel import Progress
 
 _PATIENCE = 2.0  # seconds before progress is worth the flicker
 
@@ -26,7 +30,7 @@ def debug(command: _Command) -> _Command:
             context.obj["debug"] = True
 
     return click.option(
-        "--debug", is_flag=True, expose_value=False, callback=remember, help="Progress the stack trace of an error."
+        "--debug", is_flag=True, expose_value=False, callback=remember, help="Show the stack trace of an error."
     )(command)
 
 
@@ -84,7 +88,7 @@ def check_absent(path: Path, force: bool, choose: str = "--output") -> None:
 
 @contextmanager
 def progress(text: str) -> Iterator[None]:
-    """Progress ``text`` with a spinner on stderr once the block takes long, and only on a terminal."""
+    """Show ``text`` with a spinner on stderr once the block takes long, and only on a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield
@@ -96,7 +100,7 @@ def progress(text: str) -> Iterator[None]:
 
 @contextmanager
 def progress_bar(text: str) -> Iterator[Progress]:
-    """Progress ``text`` with a bar on stderr once the block takes long, and only on a terminal.
+    """Show ``text`` with a bar on stderr once the block takes long, and only on a terminal.
 
     Yields:
         A function (members done, members, what is being done) that moves the bar. It starts again with each sweep, and
@@ -106,7 +110,8 @@ def progress_bar(text: str) -> Iterator[Progress]:
     if not console.is_terminal:
         yield lambda done, members, doing: None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
     from rich.table import Column
 
     # A column of its own wraps, so that a long sentence does not push the bar off the line.
@@ -116,7 +121,7 @@ def progress_bar(text: str) -> Iterator[Progress]:
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    bar = Progress(*columns, console=console, transient=True)
+    bar = Bar(*columns, console=console, transient=True)
     task = bar.add_task(text, total=None)
 
     def show(done: int, members: int, doing: str) -> None:

@@ -9,7 +9,7 @@ import click
 from torch import Tensor, nn
 
 from onebasin.cli import data as examples
-from onebasin.cli.likelihood import loss_option
+from onebasin.cli.data import loss_option
 from onebasin.cli.networks import (
     Architecture,
     Known,

@@ -1,25 +1,215 @@
 """``onebasin sample``: a model and data -> networks drawn from the posterior over its weights."""
 
+import inspect
+import math
+import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import torch
 from click.core import ParameterSource
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from onebasin.cli import data as examples
-from onebasin.cli.likelihood import likelihood_options
-from onebasin.cli.load import load
-from onebasin.cli.methods import KEYWORDS, MethodName, WithMethods, chosen_method, option_page
+from onebasin.cli.data import likelihood_options
+from onebasin.cli.load import load, load_object
 from onebasin.cli.options import debug, progress_bar
 from onebasin.cli.options import places as where_it_runs
-from onebasin.cli.sample_report import diagnostics_table, fit_sentence, mixing_sentence
-from onebasin.errors import InputError, OnebasinError
-from onebasin.functional import global_seed
-from onebasin.inference import HMC, MCLMC, METHODS, SGHMC, read_definition
+from onebasin.cli.tables import short
+from onebasin.errors import InputError, OnebasinError, check_options
+from onebasin.functional import Inputs, global_seed, kind_of_targets, predictions
+from onebasin.inference import (
+    HMC,
+    MCLMC,
+    METHODS,
+    MIXED,
+    SGHMC,
+    Method,
+    bernoulli,
+    categorical,
+    choose,
+    diagnose,
+    learned_gaussian,
+    method_of,
+    options_of,
+    read_definition,
+)
 from onebasin.inference import sample as draw
 from onebasin.population import Population
+from onebasin.reporting import table
+
+_EXAMPLES, _MEMBERS, _VALUES = 1000, 100, 20_000_000  # what is cheap to compute, and to hold
+_ENOUGH, _FUNCTIONS = 20, 100  # draws per chain to judge mixing by, and examples to judge it on
+_CHAINS = ("stuck", "still_falling")  # numbers of chains
+_NAMES = {
+    "acceptance": "acceptance probability",
+    "divergences": "divergences per chain",
+    "exp_energy_change": "exp(-dH), 1 if right",
+    "ebfmi": "E-BFMI, low below 0.3",
+    "final_loss": "loss per example at the end",
+    "gradient_norm": "norm of its gradient",
+    "loss_fall": "its fall, trained as long again",
+    "loss_noise": "how much of this may be noise",
+}
+
+
+def diagnostics_table(diagnostics: Mapping[str, Any]) -> str:
+    """The diagnostics of a run over its chains; empty where the method has none.
+
+    >>> print(diagnostics_table({"step_size": [0.01, 0.03], "stuck": [1]}))
+               mean  lowest  highest
+    --------------------------------
+    step size  0.02    0.01     0.03
+    chains that hardly move: 1
+    """
+    rows = [_row(name, values) for name, values in diagnostics.items() if name not in _CHAINS and _numbers(values)]
+    parts = [table([("", "mean", "lowest", "highest"), *rows])] if rows else []
+    if diagnostics.get("stuck"):
+        parts.append(f"chains that hardly move: {', '.join(map(str, diagnostics['stuck']))}")
+    parts += [f"note: {text}" for text in diagnostics.get("notes", [])]
+    return "\n".join(parts)
+
+
+def mixing_sentence(model: nn.Module, population: Population, inputs: Inputs) -> str:
+    """R-hat and effective sample size of what the chains compute, where there are enough draws to say so."""
+    chains = 1 if population.chain is None else len(population.chain.unique())
+    if chains < 2 or len(population) < _ENOUGH * chains:
+        return ""
+    few: Inputs = tree_map(lambda leaf: leaf[:_FUNCTIONS], inputs)
+    mixing = diagnose(model, population, few, weights=False).functions
+    if mixing is None or not mixing.quantities:
+        return ""
+    return (
+        f"R-hat of outputs: worst {mixing.worst_rhat:.2f}, median {mixing.median_rhat:.2f} (mixed if below {MIXED}); "
+        f"effective draws: least {mixing.least_bulk:.0f}, median {mixing.median_bulk:.0f} of {len(population):,}"
+    )
+
+
+def _numbers(values: Any) -> bool:
+    return isinstance(values, list) and len(values) > 0 and all(isinstance(value, int | float) for value in values)
+
+
+def _row(name: str, values: list[float]) -> tuple[str, str, str, str]:
+    label = _NAMES.get(name, name.replace("_", " "))
+    mean = short(math.fsum(values) / len(values))
+    return (label, mean, short(min(values)), short(max(values))) if len(values) > 1 else (label, mean, "", "")
+
+
+def fit_sentence(
+    model: nn.Module, population: Population, data: tuple[Inputs, Tensor], likelihood: Any, noise: Any
+) -> str:
+    """Accuracy or RMSE of the pooled prediction, and log mean_m p(y | x, theta_m) averaged over the examples.
+
+    At most 1,000 examples and 100 networks are looked at; `likelihood` and `noise` are those of the run.
+    """
+    inputs: Inputs = tree_map(lambda leaf: leaf[:_EXAMPLES], data[0])
+    targets = data[1][:_EXAMPLES]
+    size = predictions(model, population[:1], inputs).numel()
+    members = max(1, min(len(population), _MEMBERS, _VALUES // size))
+    chosen = torch.linspace(0, len(population) - 1, members).round().long()
+    outputs = predictions(model, population[chosen], inputs)
+    goals = targets.to(outputs.dtype) if targets.is_floating_point() else targets
+    kind = kind_of_targets(data[1], likelihood, noise)
+    density = choose(kind, noise, outputs[0], goals)
+    each = torch.stack([density(one, goals).double() for one in outputs])  # (members, examples)
+    pooled = float((each.logsumexp(0) - math.log(members)).mean())
+    right = _rightness(outputs, goals, density)
+    return f"{right}, mean log density {short(pooled)}, on {len(goals):,} training examples"
+
+
+def _rightness(outputs: Tensor, targets: Tensor, density: Any) -> str:
+    """Accuracy or RMSE of the mean prediction of outputs (members, examples, ...)."""
+    if density is categorical:
+        return _accuracy(outputs.softmax(2).mean(0).argmax(1) == targets)
+    if density is bernoulli:
+        return _accuracy((outputs.sigmoid().mean(0) > 0.5).reshape(targets.shape) == (targets > 0.5))
+    mean = outputs.mean(0)
+    if density is learned_gaussian:
+        mean = mean.chunk(2, dim=1)[0]
+    return f"RMSE {short(float((mean.reshape(targets.shape) - targets).double().square().mean().sqrt()))}"
+
+
+def _accuracy(right: Tensor) -> str:
+    return f"accuracy {100 * float(right.double().mean()):.1f} %"
+
+
+_OF_THE_VERB = {"model", "data", "method", "path", "progress", "misplaced"}  # named otherwise on the command line
+_ONLY_IN_PYTHON = {"log_density"}  # a function cannot be written on a command line
+KEYWORDS = set(inspect.signature(draw).parameters) - _OF_THE_VERB  # of `sample`, whatever the method
+
+
+class MethodName(click.ParamType):  # type: ignore[type-arg]  # generic in some versions only
+    """The name of a method, or FILE:METHOD for an object of the user's file."""
+
+    name = "method"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Check the name."""
+        if value not in METHODS and ":" not in value:
+            self.fail(f"{value!r} is not one of {', '.join(METHODS)}, nor a FILE:METHOD.", param, ctx)
+        return value
+
+
+class WithMethods(click.Command):
+    """A command whose help ends with the methods."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the methods, one sentence each."""
+        with formatter.section("Methods"):
+            formatter.write_dl([(name, _first_paragraph(method)) for name, method in METHODS.items()])
+
+
+def chosen_method(name: str, options: Mapping[str, Any]) -> Method:
+    """The method of this name, or of the user's file, with these options."""
+    method: Any = method_of(name if name in METHODS else load_object(name))
+    check_options(options, {*options_of(method), *KEYWORDS}, f"method {method.name}")
+    if options and not is_dataclass(method):
+        raise InputError(f"expected a dataclass to set {', '.join(options)} of, found {name}: set it in the file")
+    changed: Method = replace(method, **options) if options else method
+    return changed
+
+
+def option_page(name: str) -> str:
+    """Everything that can be set for a method, in groups: its own options, those of training, those of any method."""
+    method = METHODS[name]
+    parts = [f"{name}: {_first_paragraph(method)}"]
+    for kind in method.__mro__:
+        lines = _documented(kind, "Attributes")
+        if lines:
+            defaults = {one.name: one.default for one in fields(kind) if one.name in lines}
+            title = f"Options of {name}." if kind is method else _first_paragraph(kind)
+            parts.append(f"{title}\n\n{_definitions(lines, defaults)}")
+    defaults = {key: one.default for key, one in inspect.signature(draw).parameters.items()}
+    lines = {key: line for key, line in _documented(draw, "Args").items() if key in KEYWORDS - _ONLY_IN_PYTHON}
+    return "\n\n".join([*parts, f"Options of every method.\n\n{_definitions(lines, defaults)}"])
+
+
+def _first_paragraph(documented: Any) -> str:
+    return " ".join((inspect.getdoc(documented) or "").split("\n\n")[0].split())
+
+
+def _documented(documented: Any, section: str) -> dict[str, str]:
+    """Name -> what a section of the docstring says about it."""
+    text = inspect.cleandoc(documented.__doc__ or "").partition(f"{section}:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^ {4}(\w+): (.+(?:\n {5,}.+)*)", text, re.MULTILINE)
+    return {name: " ".join(line.split()) for name, line in found}
+
+
+def _definitions(lines: Mapping[str, str], defaults: Mapping[str, Any]) -> str:
+    formatter = click.HelpFormatter(width=100)
+    with formatter.indentation():
+        formatter.write_dl([(name, f"{line} Default: {_word(defaults[name])}.") for name, line in lines.items()])
+    return formatter.getvalue().rstrip("\n")
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool | None) else f"{value:g}" if isinstance(value, float) else value
+
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _WITH_FLAGS = {"model", "data", "method", "path", "progress"}  # of `sample`, and what else has an option of its own

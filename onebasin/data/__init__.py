@@ -2,8 +2,7 @@
 
 from onebasin.data.checksum import OFFICIAL
 from onebasin.data.dataset import Dataset, Parts, Scaling, split
-from onebasin.data.embedded import digits, photographs
-from onebasin.data.load import Reading, load, read_parts
+from onebasin.data.load import Reading, digits, load, photographs, read_parts
 from onebasin.data.npz import INPUTS, TARGETS, first_of, read_arrays, stored_names
 
 __all__ = [

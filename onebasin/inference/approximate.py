@@ -14,11 +14,10 @@ from onebasin.inference.driver import ProgressSum, Runner
 from onebasin.inference.job import check_misplaced, job_of
 from onebasin.inference.journal import Memory, stack_info
 from onebasin.inference.kernel import Method
-from onebasin.inference.layout import Scale
 from onebasin.inference.likelihood import LogLikelihood, Noise
 from onebasin.inference.seeds import Streams
 from onebasin.inference.start import Start
-from onebasin.inference.target import PIECE, Data, LogDensity
+from onebasin.inference.target import PIECE, Data, LogDensity, Scale
 from onebasin.parallel import Progress
 from onebasin.posterior import Gaussian, Posterior
 from onebasin.state import State

@@ -24,9 +24,8 @@ from torch.utils.hooks import RemovableHandle
 
 from onebasin.errors import InputError
 from onebasin.functional import batches
-from onebasin.inference.layout import ParameterLayout
 from onebasin.inference.likelihood import LogLikelihood, categorical, learned_gaussian
-from onebasin.inference.target import Outputs, Target
+from onebasin.inference.target import Outputs, ParameterLayout, Target
 from onebasin.posterior import Block, Covariance, Diagonal, Full, Kronecker
 from onebasin.state import State
 

@@ -82,7 +82,7 @@ class RunPlace:
         step: steps of that stage that are done.
         draw: draws that are done.
         state: the kernel's State; as read from a journal its tensors by path.
-        losses: of the end of a training that is to be judged, see `onebasin.inference.convergence.Tail`.
+        losses: of the end of a training that is to be judged, see `onebasin.inference.diagnostics.Tail`.
         ended: what is known of such a training that has ended, name -> float64 (chains,).
     """
 

@@ -85,7 +85,7 @@ class Stage:
         kernel: makes the steps.
         steps: how many.
         optimum: whether the result depends on the stage ending in an optimum: then the trend of the loss is judged
-            (`onebasin.inference.convergence`). Such a kernel has an `optimizer`, `minibatches`, a "loss" in its Info,
+            (`onebasin.inference.diagnostics`). Such a kernel has an `optimizer`, `minibatches`, a "loss" in its Info,
             and `ending(state)`, the Info of its last State.
     """
 

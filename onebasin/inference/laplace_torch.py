@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.inference.layout import ParameterLayout
+from onebasin.inference.target import ParameterLayout
 from onebasin.posterior import Block, Covariance, Diagonal, Full, Gaussian, Kronecker, Partial, Posterior
 
 

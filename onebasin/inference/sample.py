@@ -15,7 +15,7 @@ from torch import nn
 
 from onebasin.errors import InputError
 from onebasin.inference.diagnostics import summary
-from onebasin.inference.driver import ProgressSum, Report, Runner
+from onebasin.inference.driver import ProgressSum, Report, Runner, run_in_workers
 from onebasin.inference.job import ChainBatch, Job, check_misplaced, job_of
 from onebasin.inference.journal import (
     RUN,
@@ -29,11 +29,9 @@ from onebasin.inference.journal import (
     stack_info,
 )
 from onebasin.inference.kernel import Method, check_counts
-from onebasin.inference.layout import Scale
 from onebasin.inference.likelihood import LogLikelihood, Noise
 from onebasin.inference.start import Start
-from onebasin.inference.target import PIECE, Data, LogDensity
-from onebasin.inference.workers import run_in_workers
+from onebasin.inference.target import PIECE, Data, LogDensity, Scale
 from onebasin.parallel import Executor, Progress, SerialExecutor, executor_for
 from onebasin.population import Population
 from onebasin.state import as_spec

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from onebasin.errors import InputError
 from onebasin.functional import check_fits, global_seed
 from onebasin.inference.kernel import Draws
-from onebasin.inference.layout import ParameterLayout, is_frozen, widened
 from onebasin.inference.seeds import derived, generator
-from onebasin.inference.target import DensityEvaluation
+from onebasin.inference.target import DensityEvaluation, ParameterLayout, is_frozen, widened
 from onebasin.population import Population
 from onebasin.state import State
 

@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from onebasin.metrics.bootstrap import Counts, Interval, gaps_of, interval, resampled, takes_weights
-from onebasin.metrics.calibration import Reliability, ace, ece, reliability
+from onebasin.metrics.calibration import COLDEST, Reliability, ace, best_temperature, ece, reliability, tempered
 from onebasin.metrics.chains import configurational_temperature, ebfmi, ess, kinetic_temperature, mcse, rhat
 from onebasin.metrics.concordance import kendall_tau, pearson, ranks, spearman
 from onebasin.metrics.detection import (
@@ -56,7 +56,6 @@ from onebasin.metrics.pairs import (
 from onebasin.metrics.probabilities import as_class_numbers, weighted_mean
 from onebasin.metrics.regression import central_interval, coverage, gaussian_nll, log_density, rmse, width
 from onebasin.metrics.scores import accuracy, agreement, brier, nll, total_variation
-from onebasin.metrics.tempering import COLDEST, best_temperature, tempered
 
 # What `evaluate` reports of the average probabilities of classes, by (probabilities, targets), in this order.
 CLASS_METRICS: dict[str, Callable[..., Tensor]] = {

@@ -1,8 +1,7 @@
 """Where work runs: executors in this process, in several processes, on Ray."""
 
 from onebasin.parallel.choose import executor_for, open_executor
-from onebasin.parallel.executor import Executor, SerialExecutor, one_thread, threads_for
-from onebasin.parallel.progress import Progress
+from onebasin.parallel.executor import Executor, Progress, SerialExecutor, one_thread, threads_for
 from onebasin.parallel.serialize import align_tensors, pickle_by_value, serialized_copy
 
 __all__ = [

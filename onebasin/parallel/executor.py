@@ -9,6 +9,10 @@ from typing import Protocol, Self, TypeVar
 
 import torch
 
+Progress = Callable[[int, int, str], None]
+"""Called with (work done, work in all, a sentence about it); gradients, networks or shards, as the sentence says."""
+
+
 Shared = TypeVar("Shared")
 Shard = TypeVar("Shard")
 Result = TypeVar("Result")

@@ -26,7 +26,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from onebasin.errors import InputError, StorageError, UnsafeFileError
-from onebasin.population.files import natural_key, strip_prefix
+from onebasin.population.names import natural_key, strip_prefix
 from onebasin.state import Spec, State, check_spec, spec_of
 from onebasin.storage import RATIO, TENSORS, is_usual, make_folder, publish, tar_files
 

@@ -6,8 +6,8 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections.abc import Iterable, Mapping
-from pathlib import Path, PurePath
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onebasin.errors import OnebasinError, StorageError, UnsafeFileError, first_line
 from onebasin.population.member_storage import FileSource, MemorySource, Source
+from onebasin.population.names import natural_key, strip_prefix
 from onebasin.state import Spec, spec_of
 from onebasin.storage import TensorFile, check_plain, check_torch_file
 
@@ -23,52 +24,12 @@ SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
 
 # Where training scripts put the weights, in the order in which we look; averaged weights only if nothing else is there.
 _NESTED = re.compile(r"state_dict|model_state_dict|model|net|network|params|weights|module|ema.*|.*_ema")
-_WRAPPERS = ("module.", "_orig_mod.")  # DataParallel and torch.compile
-
-
-def natural_key(path: PurePath) -> list[list[tuple[int, str]]]:
-    """Sort `net10` after `net9`, in every folder of the path.
-
-    >>> sorted([Path("net10.pt"), Path("net9.pt")], key=natural_key)[0].name
-    'net9.pt'
-    """
-    return [[*map(_piece_key, re.split(r"(\d+)", part)), (-1, part)] for part in path.parts]  # net1, then net01
-
-
-def _piece_key(piece: str) -> tuple[int, str]:
-    """Numbers by value, however long they are; text before them."""
-    digits = piece.lstrip("0")
-    return (len(digits), digits) if piece.isdecimal() else (-1, piece)
 
 
 def network_paths(folder: Path) -> list[Path]:
     """List the files of a folder that may hold a network, in natural order."""
     paths = [path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")]
     return sorted((path for path in paths if path.is_file()), key=natural_key)
-
-
-def strip_prefix(names: Iterable[str], expected: Iterable[str] | None = None) -> dict[str, str]:
-    """Map clean names to stored ones: a wrapper's prefix that all names share is stripped.
-
-    With `expected` names, any shared prefix is stripped that makes them agree, and none if they agree already.
-
-    >>> strip_prefix(["module.fc.weight", "module.fc.bias"])
-    {'fc.weight': 'module.fc.weight', 'fc.bias': 'module.fc.bias'}
-    """
-    names = list(names)
-    wanted = None if expected is None else set(expected)
-    if wanted is not None and wanted:
-        first = min(wanted)
-        for name in names:
-            prefix = name.removesuffix(first)
-            if name.endswith(first) and {prefix + other for other in wanted} == set(names):
-                return {other.removeprefix(prefix): other for other in names}
-    prefix = ""
-    while True:
-        wrappers = [item for item in _WRAPPERS if names and all(name.startswith(prefix + item) for name in names)]
-        if not wrappers:
-            return {name.removeprefix(prefix): name for name in names}
-        prefix += wrappers[0]
 
 
 def file_source(file: TensorFile, expected: Spec | None = None) -> tuple[Source, Spec]:

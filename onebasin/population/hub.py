@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote
 
 from onebasin.errors import InputError, StorageError, UnsafeFileError, first_line
 from onebasin.population.archive import ARCHIVES, is_archive
-from onebasin.population.files import natural_key
+from onebasin.population.names import natural_key
 from onebasin.storage import (
     digest,
     disk_errors,

@@ -17,8 +17,8 @@ import torch
 from onebasin.errors import InputError, StorageError
 from onebasin.parallel import Progress
 from onebasin.population.archive import contents_of, is_archive, networks_in, ordered_networks
-from onebasin.population.files import strip_prefix
 from onebasin.population.member_storage import gather
+from onebasin.population.names import strip_prefix
 from onebasin.population.open import NetworkFiles, files_with_networks, find, open_members, relative_names
 from onebasin.population.population import Population
 from onebasin.population.shard import MANIFEST, read_manifest, shard_paths

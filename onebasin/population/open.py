@@ -14,9 +14,10 @@ from torch import Tensor
 
 from onebasin.errors import StorageError
 from onebasin.population.archive import ARCHIVES, archive_paths, is_archive, stacked_archive, too_large
-from onebasin.population.files import SUFFIXES, TORCH_SUFFIXES, file_source, natural_key, network_paths, torch_sources
+from onebasin.population.files import SUFFIXES, TORCH_SUFFIXES, file_source, network_paths, torch_sources
 from onebasin.population.hub import Address, RemoteNetworks, remote_networks
 from onebasin.population.member_storage import MemorySource, Source
+from onebasin.population.names import natural_key
 from onebasin.population.shard import (
     MANIFEST,
     Shard,

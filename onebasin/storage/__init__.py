@@ -21,8 +21,22 @@ from onebasin.storage.atomic import (
     whole_folder,
     write_text,
 )
-from onebasin.storage.checksum import chunks, digest, fingerprint, fold, seal
-from onebasin.storage.integrity import DAMAGED, NOTE, WHOLE, Finding, Tally, finding_of, sentences, tally, unfinished
+from onebasin.storage.integrity import (
+    DAMAGED,
+    NOTE,
+    WHOLE,
+    Finding,
+    Tally,
+    chunks,
+    digest,
+    finding_of,
+    fingerprint,
+    fold,
+    seal,
+    sentences,
+    tally,
+    unfinished,
+)
 from onebasin.storage.journal import check_same_run, read_json, write_json
 from onebasin.storage.lock import LockedElsewhere, file_lock
 from onebasin.storage.tar_stream import RATIO, is_windows_path, leads_out, tar_files

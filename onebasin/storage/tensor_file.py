@@ -21,7 +21,7 @@ from torch import Tensor
 from onebasin.errors import StorageError
 from onebasin.state import Spec, State, TensorSpec
 from onebasin.storage.atomic import publish
-from onebasin.storage.checksum import checksum, checksums_from, has_valid_seal, seal, stored_checksum
+from onebasin.storage.integrity import checksum, checksums_from, has_valid_seal, seal, stored_checksum
 
 CHECKSUMS = "checksums"  # in the metadata of files of ours: a JSON object {name: 8 hexadecimal digits}
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 import onebasin as ob
 from onebasin_papers.compact.settings import CompactSettings
-from onebasin_papers.problem import Problem, digits_problem, mlp
-from onebasin_papers.study import Workspace
+from onebasin_papers.study import Problem, Workspace, digits_problem, mlp
 
 CompactWorkspace = Workspace[CompactSettings]
 

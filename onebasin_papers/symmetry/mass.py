@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin_papers.numbers import edges, histogram, mean_error, mean_line, mean_number
-from onebasin_papers.problem import Problem
-from onebasin_papers.study import Workspace
+from onebasin_papers.study import Problem, Workspace
 from onebasin_papers.symmetry import networks as populations
 from onebasin_papers.symmetry.networks import training
 from onebasin_papers.symmetry.settings import SymmetrySettings

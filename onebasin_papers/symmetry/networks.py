@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin_papers.problem import Problem, digits_problem
-from onebasin_papers.study import Workspace
+from onebasin_papers.study import Problem, Workspace, digits_problem
 from onebasin_papers.symmetry.settings import SymmetrySettings
 
 

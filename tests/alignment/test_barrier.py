@@ -19,7 +19,7 @@ from onebasin.alignment.repair import blend, recalibrate, repair, unit_statistic
 from onebasin.errors import InputError, SpecError
 from onebasin.functional.call import outputs
 from onebasin.functional.losses import losses
-from onebasin.metrics.tempering import COLDEST, HOTTEST
+from onebasin.metrics.calibration import COLDEST, HOTTEST
 from onebasin.state import State, interpolate, state_of
 from tests.models import BATTERY, Case
 

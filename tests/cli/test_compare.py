@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.cli.compare_populations import compare_populations, several
+from onebasin.cli.compare import compare_populations, several
 from onebasin.cli.data import Examples
 from onebasin.cli.networks import Known
 from onebasin.errors import InputError, StorageError

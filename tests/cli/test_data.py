@@ -11,8 +11,7 @@ import torch
 
 from onebasin.cli.data import Sources, read, read_pair
 from onebasin.data.dataset import split
-from onebasin.data.embedded import digits
-from onebasin.data.load import load
+from onebasin.data.load import digits, load
 from onebasin.errors import InputError, ModelError, StorageError
 from onebasin.examples.small import digits_mlp
 from onebasin.population.population import Population

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from onebasin import SGHMC, Population
 from onebasin.cli import sample as sample_verb
-from onebasin.cli.methods import KEYWORDS
 from onebasin.cli.options import Show
-from onebasin.cli.sample_report import diagnostics_table
+from onebasin.cli.sample import KEYWORDS, diagnostics_table
 from onebasin.data.load import load
 from onebasin.errors import DiskError, InputError, ModelError, StorageError
 from onebasin.examples.small import digits_mlp

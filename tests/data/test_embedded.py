@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onebasin.data.dataset import split
-from onebasin.data.embedded import digits
+from onebasin.data.load import digits
 from onebasin.errors import InputError
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from onebasin.data import npz
 from onebasin.data.dataset import Dataset, split
-from onebasin.data.embedded import digits
-from onebasin.data.load import Reading, load, read_parts
+from onebasin.data.load import Reading, digits, load, read_parts
 from onebasin.errors import InputError, StorageError, UnsafeFileError
 
 X = np.arange(24.0).reshape(8, 3)

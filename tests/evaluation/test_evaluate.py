@@ -14,10 +14,9 @@ from onebasin.errors import InputError
 from onebasin.evaluation.evaluate import Estimate, Evaluation, evaluate
 from onebasin.functional.population_pass import predictions
 from onebasin.inference.likelihood import LearnedNoise
-from onebasin.metrics.calibration import ace, ece
+from onebasin.metrics.calibration import ace, best_temperature, ece
 from onebasin.metrics.detection import fpr95
 from onebasin.metrics.regression import central_interval, gaussian_nll
-from onebasin.metrics.tempering import best_temperature
 from onebasin.population.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian
 from onebasin.posterior.layout import FlatLayout

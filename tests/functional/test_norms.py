@@ -19,7 +19,7 @@ import onebasin as ob
 from onebasin.alignment.align import align
 from onebasin.alignment.merge import merge
 from onebasin.data.dataset import split
-from onebasin.data.embedded import digits
+from onebasin.data.load import digits
 from onebasin.errors import InputError, SpecError, StatisticsWarning
 from onebasin.evaluation.diversity import diversity
 from onebasin.evaluation.evaluate import evaluate

@@ -12,7 +12,7 @@ from torch import nn
 
 from onebasin.data.load import load
 from onebasin.examples.small import digits_mlp
-from onebasin.inference.convergence import LEAST_FALL, Tail, unfinished
+from onebasin.inference.diagnostics import LEAST_FALL, Tail, unfinished
 from onebasin.inference.kernel import Stage, StepIndex
 from onebasin.inference.target import Minibatches
 from onebasin.inference.training import Optimizer

@@ -21,10 +21,9 @@ from onebasin.errors import InputError
 from onebasin.inference.curvature import Seen, dense, diagonal
 from onebasin.inference.kernel import Draws, StepIndex
 from onebasin.inference.laplace_torch import from_laplace
-from onebasin.inference.layout import ParameterLayout
 from onebasin.inference.methods.laplace import Laplace, LaplaceKernel
 from onebasin.inference.seeds import Streams
-from onebasin.inference.target import Target, target_of
+from onebasin.inference.target import ParameterLayout, Target, target_of
 from onebasin.posterior.gaussian import Block, Covariance, Full, Gaussian, Kronecker, Partial
 from onebasin.posterior.posterior import load_posterior
 

@@ -15,12 +15,11 @@ from torch import nn
 
 from onebasin import Population
 from onebasin.errors import InputError, StorageError
-from onebasin.inference import workers as channels
-from onebasin.inference.driver import BatchProgress
+from onebasin.inference import driver as channels
+from onebasin.inference.driver import BatchProgress, ReportReader, ReportWriter, WorkerChannel
 from onebasin.inference.job import ChainBatch, chain_batches
 from onebasin.inference.journal import RUN, read_info
 from onebasin.inference.sample import by_chain
-from onebasin.inference.workers import ReportReader, ReportWriter, WorkerChannel
 from onebasin.parallel import Executor, SerialExecutor, open_executor
 from onebasin.storage import LockedElsewhere, file_lock
 from tests.interrupted_run import problem

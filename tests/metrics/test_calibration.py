@@ -13,9 +13,8 @@ from torch import Tensor
 
 from onebasin.alignment.barrier import temperature as barrier_temperature
 from onebasin.errors import InputError
-from onebasin.metrics.calibration import ace, ece, reliability
+from onebasin.metrics.calibration import COLDEST, HOTTEST, ace, best_temperature, ece, reliability, tempered
 from onebasin.metrics.scores import accuracy, nll
-from onebasin.metrics.tempering import COLDEST, HOTTEST, best_temperature, tempered
 
 REAL = {"lenet-5": (0.1079, 0.5308), "wideresnet-16-4": (0.0537, 0.9109)}
 SIZES = st.tuples(st.integers(1, 40), st.integers(2, 5), st.integers(0, 2**31 - 1))

@@ -17,8 +17,7 @@ from onebasin_papers.demo import _LEVELS as LEVELS
 from onebasin_papers.demo import STUDY as DEMO
 from onebasin_papers.demo import preset_settings as demo_settings
 from onebasin_papers.numbers import estimate_number, mean_number
-from onebasin_papers.problem import digits_problem, mlp
-from onebasin_papers.study import Part, Settings, Study, Workspace, run_study
+from onebasin_papers.study import Part, Settings, Study, Workspace, digits_problem, mlp, run_study
 
 Run = Callable[..., tuple[int, str, str]]
 TINY = {"hidden": 6, "members": 4, "epochs": 3, "chains": 2, "draws": 6, "warmup": 8, "leapfrog": 4, "steps": 10,

@@ -18,8 +18,7 @@ from onebasin.population.check import inspect_file, inspect_population
 from onebasin.population.population import Population
 from onebasin.state import TensorSpec
 from onebasin.storage import tensor_file
-from onebasin.storage.checksum import fold
-from onebasin.storage.integrity import sentences
+from onebasin.storage.integrity import fold, sentences
 from onebasin.storage.tensor_file import read_header
 
 SPEC = {"w": TensorSpec((2, 3), torch.float32), "n": TensorSpec((), torch.int64)}

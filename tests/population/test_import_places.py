@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from onebasin.cli.main import main
 from onebasin.errors import InputError, SpecError, StorageError
 from onebasin.population.archive import write_archives
-from onebasin.population.files import natural_key
 from onebasin.population.hub import Address
+from onebasin.population.names import natural_key
 from onebasin.population.population import Population
 
 

@@ -24,9 +24,8 @@ from torch.utils._pytree import tree_unflatten
 from onebasin.errors import InputError
 from onebasin.functional import Call, moved, tracked
 from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex, check_counts
-from onebasin.inference.layout import ParameterLayout
 from onebasin.inference.seeds import Streams, generator
-from onebasin.inference.target import Outputs, Target, judged
+from onebasin.inference.target import Outputs, ParameterLayout, Target, judged
 from onebasin.inference.training import TrainedMethod
 from onebasin.state import State
 
