@@ -1,6 +1,5 @@
 """The loop of a run: stages in turn, block by block, then draws; here, or in worker processes that report.
 
-
 Between two blocks, and between two draws, a run can be stored and continued. A block of at most 20 steps has one set of
 random streams, named after the stage and the number of its first step, so that a run which was interrupted goes on with
 the numbers it would have had.

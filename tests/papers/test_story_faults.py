@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 import torch
@@ -323,7 +324,7 @@ def test_a_folder_of_any_name_is_reported(tmp_path: Path, encoding: str) -> None
 
 def test_the_package_goes_by_name_to_other_processes() -> None:
     """As notebooks send functions: with the modules that they mention."""
-    assert pickle.loads(pickle.dumps(onebasin)) is onebasin
+    assert pickle.loads(cloudpickle.dumps(onebasin)) is onebasin
 
 
 def test_a_checker_does_not_believe_in_every_name() -> None:
