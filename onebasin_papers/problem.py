@@ -1,4 +1,4 @@
-"""What networks of a study are trained on and judged by."""
+"""Problems of studies: a model, and the data that networks are trained on and judged by."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Which tensors of a model are sampled, where each lies in a flat vector of length D, and their Gaussian prior."""
+"""The layout of sampled parameters: which tensors they are, where each lies in a flat vector (D,), and their prior.
+
+Sampled are the parameters that require a gradient, tied ones once. Everything else in the state dict, the buffers
+(frozen parameters, running statistics), is carried along, one copy per chain.
+"""
 
 from __future__ import annotations
 

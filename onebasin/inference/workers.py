@@ -1,7 +1,9 @@
 """Batches of chains in worker processes, which write to the folder of the run.
 
-The process that gives batches away and the workers exchange small files in `run/workers`: a token that names the run
-that is going on, one lock per batch, and the progress of each batch.
+The process that gives batches away and the workers exchange small files in `run/workers`. Files reach every kind of
+worker, on this machine or on another that sees the folder. `token` says for which call the work is done: a worker goes
+on as long as its own token stands there, so that removing it ends all workers, and a run that is continued ends those
+that an earlier call has left behind. `BATCH.lock` is held by whoever runs a batch, `BATCH.json` says how far it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long work tells how far it is: one signature for the whole library."""
+"""The progress callback of long work: one signature for the whole library."""
 
 from __future__ import annotations
 
