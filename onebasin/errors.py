@@ -1,4 +1,9 @@
-"""Errors and warnings: one root class, one subclass per question that the user must answer; checks of option names."""
+"""Errors and warnings of the library, and the check of option names.
+
+There is one root class, and one subclass per question the user must answer. Every message says what was expected, what
+was found, where, and what to do. The command line turns an error into its message and its `exit_code`; codes 1 and 2
+belong to Python and to the option parser.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +100,7 @@ def check_options(options: Mapping[str, object], known: Collection[str], where: 
 
     Args:
         options: the keyword arguments as given.
-        known: the names that are read, such as `Options.__annotations__` of a TypedDict.
+        known: the names that are read.
         where: how the message names the function.
     """
     for name in options:

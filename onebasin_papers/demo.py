@@ -1,4 +1,4 @@
-"""The whole idea on embedded digits, in three minutes: discover, sample, align, compact, evaluate, prune."""
+"""The demo on embedded digits, three minutes: discover, sample, align, compact, evaluate, prune."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a claim holds: from numbers to a word, by criteria that every claim states beside its numbers."""
+"""Verdicts on claims: from numbers to a word, by criteria that every claim states beside its numbers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The command line: one verb per file; each parses, calls the library and prints. Nobody imports this room."""
+"""The command line: one verb per file; each parses, calls the library and prints. No other package imports it."""

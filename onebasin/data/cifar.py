@@ -1,8 +1,9 @@
 """CIFAR-10 and CIFAR-100: binary batches, Python batches, and mosaics.
 
-Binary batches (``data_batch_1.bin``, ..., ``train.bin``) are records of labels and pixels. Python batches
-(``data_batch_1``, ..., ``train``) are pickles, of which a whitelist is read: plain values and arrays of numbers, built
-by functions of this file. Mosaics (``train_1.webp``, ..., ``test.webp``) hold 100 images per row in the order of
+Binary batches (``data_batch_1.bin``, ..., ``test_batch.bin``; ``train.bin`` and ``test.bin`` of CIFAR-100) are records
+of one label byte, or two with the fine one last, and 3,072 pixels. Python batches (``data_batch_1``, ...,
+``test_batch``; ``train`` and ``test``) are pickles, of which a whitelist is read: plain values and arrays of numbers,
+built by functions of this file. Mosaics (``train_1.webp``, ..., ``test.webp``) hold 100 images per row in the order of
 ``labels.npz`` (``y_train``, ``y_test``), without loss in two thirds of the space.
 """
 
@@ -206,6 +207,10 @@ class _Array:
 
 def read_pickle(content: bytes, where: str) -> Any:
     """The value that a pickle describes, without running anything that it names.
+
+    A pickle is a program for a small machine whose worst instruction calls any function. Here only dicts, lists,
+    tuples, texts, bytes and numbers are built, and the functions by which numpy describes an array are replaced by
+    those of this file. Everything else is refused before anything happens.
 
     Args:
         content: the pickle, protocol 0 to 5.

@@ -1,4 +1,4 @@
-"""From a word, a path or a function to a data set."""
+"""Data sets by word, by path or from a function."""
 
 from __future__ import annotations
 

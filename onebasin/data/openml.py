@@ -1,7 +1,11 @@
 """OpenML, thousands of tables under one interface: found by name or number, fetched by scikit-learn, and kept.
 
 What was fetched once is kept as inputs and targets in ``$ONEBASIN_CACHE/openml/NAME.npz``, by default below the user's
-cache folder, and read from there without a network. scikit-learn keeps its own downloads in the same folder.
+cache folder, whole or not at all, and read from there without a network. scikit-learn keeps its own downloads in the
+same folder.
+
+Numeric attributes become one column, nominal ones one column per level. Texts are refused, and so are missing values:
+what to put in their place is not for a reader to decide.
 """
 
 from __future__ import annotations

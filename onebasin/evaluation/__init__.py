@@ -1,4 +1,4 @@
-"""The worth of networks: evaluate, diversity, discrepancy."""
+"""Evaluation of networks and populations: evaluate, diversity, discrepancy."""
 
 from onebasin.evaluation.discrepancy import NORMAL_FORMS, PRESETS, Compared, Discrepancy, MMDResult, discrepancy
 from onebasin.evaluation.distances import Distances, pair_distances, tensor_distances

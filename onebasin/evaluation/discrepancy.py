@@ -1,4 +1,12 @@
-"""How far two populations of networks are apart: raw, without symmetries, and as functions."""
+"""The discrepancy of two populations of networks: raw, without symmetries, and as functions.
+
+A form "SCALE/ORDER" brings every network by itself into the normal form of `canonicalise`: it does not know which
+population the network belongs to, so permutation tests stay exact. "aligned" moves all networks of both populations to
+one reference that they agree on (`align`). The reference depends a little on the order in which they come, so they come
+in a random one.
+
+What is exchanged and drawn again are runs, because only runs are independent; see `onebasin.evaluation.runs`.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +68,7 @@ class MMDResult:
 
     Attributes:
         squared: unbiased estimate of the squared MMD, all members taken as independent.
-        explained: the part of it that comes from members sharing a run, see `runs`; 0 where each is its own run.
+        explained: the part of it that comes from members sharing a run, see `Runs`; 0 where each is its own run.
         remainder: squared - explained.
         low: lower end of the bootstrap interval of the remainder; NaN where a population has fewer than three runs.
         high: its upper end.
@@ -224,6 +232,9 @@ def in_normal_form(
 ) -> Iterator[PopulationPair]:
     """Both populations in a normal form, and notes on what has none.
 
+    Networks in half precision are brought into a form in float32: to round them once more would cost them half a per
+    cent of each weight, and differences with it.
+
     Populations above 1 GB are written to a folder in `scratch`, which is deleted at the end. The seed is that of the
     order in which networks are aligned.
     """
@@ -289,7 +300,13 @@ PRESETS = {
 
 
 class MMDTest:
-    """The MMD of distances, its permutation test and its interval, with the same random numbers in every form."""
+    """The MMD of distances, its permutation test and its interval, with the same random numbers in every form.
+
+    What is exchanged and drawn again are runs, because only runs are independent. Where every run of both populations
+    has equally many members, whole runs change sides, and the statistic is the one without pairs of one run. Where
+    sizes differ, one member is drawn of each run and these change sides: fewer, but exchangeable if runs follow one
+    law.
+    """
 
     def __init__(
         self,

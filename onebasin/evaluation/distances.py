@@ -1,6 +1,14 @@
 """Distances between all members of two populations, read from wherever they are, tensor by tensor.
 
-Never more than one block of one tensor is in memory, beside a matrix of all pairs for each metric; see `tiles`.
+Never more than one block of one tensor is in memory, beside a matrix of all pairs for each metric. Each tensor is
+measured tile by tile: the members of one range against those of another.
+
+A tile knows its own members only, and centres them by themselves. Tiles depend on the numbers of members alone, so
+distances depend neither on which worker has measured which tile nor on how many workers there are.
+
+A tensor of all members that fits into one block is read once, and every worker gets it as a whole. Of a larger one each
+tile is read where it is measured, a range of columns after the other: a member is then read as often as there are
+ranges of members. Small tiles are not worth sending, and are measured in this process.
 
 Very large and very small weights are measured like others, in units of their own; only differences in float64 below
 1e-154, whose squares are no numbers any more, count as none.
@@ -22,12 +30,10 @@ from onebasin.parallel import Executor, SerialExecutor
 from onebasin.population import Population
 from onebasin.state import TensorSpec, check_spec, trained_parameters
 
-# ----------------------------------------------------------------------
-# Distances of all pairs of members in one tensor, tile by tile: the members of one range against those of anoth
-
+# Tiles of one tensor.
 
 MEMBERS = 1024  # in a range, at most
-WORTH = 1 << 30  # a tile of so many differences is worth a journey ...
+WORTH = 1 << 30  # a tile of so many differences is worth sending to a worker ...
 _SLOW = 10  # ... and for absolute values, which take so many times as long, one of so many times fewer
 
 
@@ -212,8 +218,7 @@ def _ends(populations: tuple[Population, Population], tile: Tile) -> Ends:
     return ends[0], None if tile.left == tile.right else ends[1]
 
 
-# ----------------------------------------------------------------------
-# Distances between all members of two populations, read from wherever they are, tensor by tensor.
+# Sums over tiles and tensors.
 
 
 BLOCK_BYTES = 64 << 20  # of columns of one tensor that are read together

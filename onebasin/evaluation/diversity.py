@@ -1,4 +1,9 @@
-"""Mutual information of every pair of networks, in distribution and out of it: which have become one function?"""
+"""The diversity of networks: mutual information of every pair, in distribution and out of it, with intervals.
+
+M networks make M (M - 1) / 2 pairs, but only M things were drawn. So for intervals networks are drawn again, with
+replacement, and a pair counts as often as both of its networks were drawn; pairs of a network with its own copy are
+left out.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worth of networks on labelled data: scores, calibration, out-of-distribution detection, with intervals.
+"""Evaluation of networks on labelled data: scores, calibration, out-of-distribution detection, with intervals.
 
 Which metrics are reported for classes is the table `onebasin.metrics.CLASS_METRICS`.
 """

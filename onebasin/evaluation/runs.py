@@ -1,4 +1,4 @@
-"""What the number of independent runs alone does to a discrepancy.
+"""Independent runs of a population, and what their number alone does to a discrepancy.
 
 Members of one run (a chain, the samples around one trained network) are not independent. Let run r have the law P_r
 with mean embedding mu_r, mu the mean of mu_r over runs, and let two members of one run be independent given the run.

@@ -1,6 +1,6 @@
 """Small models with interesting symmetries, for the demo and for first steps.
 
-They use only torch: this room knows nothing of the rest of the package.
+They use only torch, and nothing of the rest of the package.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""How a model is called: functional calls, batched forward passes, losses, observed layers."""
+"""Calls of a model: functional calls, batched forward passes, losses, observed layers."""
 
 from onebasin.functional.activations import Activations, Exponents, Reader, Tap
 from onebasin.functional.call import (

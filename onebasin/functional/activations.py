@@ -2,6 +2,9 @@
 
 Every matrix product and convolution is observed. Where one of its operands is a view of a weight, that weight's `Tap`s
 say which units the other operand, or the result, carries. So no layer has to be known by its class.
+
+In out[.., m] = sum over k of x[.., k] w[k, m] the weights name the units. A tap on the axis that is summed over finds
+its units in x, as their readers see them; a tap on an axis that is left over finds them in out, as they are written.
 """
 
 from __future__ import annotations

@@ -356,6 +356,11 @@ def run_with(model: nn.Module, tensors: Mapping[str, Tensor], call: Call) -> Any
 
 
 # What a model remembers between calls: tensors that one call computes and the next one reads.
+#
+# Some models keep a table that they derive from a parameter, in a dict at the first call in evaluation mode or in an
+# attribute that `train(False)` sets. Moving the parameter does not move the table, so as long as it is kept, the model
+# computes with the table of other weights. Here such tables are found and, for a while, computed anew in every call:
+# the function that is analysed, proved, or evaluated with the weights of other networks is that of the weights alone.
 
 Kept = dict[str, list[Tensor]]  # the tensors in each attribute of a module
 REGISTRIES = HOOKS | {"_parameters", "_modules"}

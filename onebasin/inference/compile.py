@@ -3,6 +3,15 @@
 The function is traced once with `make_fx`, its matrix products rewritten by the way, and the graph goes straight to
 inductor: no guards are checked at each call, which counts when a gradient takes a tenth of a millisecond, and compiling
 takes seconds where `torch.compile` takes ten.
+
+Matrix products of many chains are computed in the form that the CPU's library computes fastest. Under `vmap` every
+layer is a batched product (chains, m, k) @ (chains, k, n). Two rewritings, which change no more than rounding, are made
+while a gradient is traced:
+
+- An operand that all chains share, as the inputs of the first layer, makes it one product with the matrices of all
+  chains side by side, (m, k) @ (k, chains * n), and likewise for the gradient of the first weights.
+- Libraries run along the last axis of the result. Where that is shorter than a vector register (few outputs, few
+  inputs), the transposed product is computed.
 """
 
 from __future__ import annotations

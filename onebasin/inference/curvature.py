@@ -30,6 +30,9 @@ from onebasin.posterior import Block, Covariance, Diagonal, Full, Kronecker
 from onebasin.state import State
 
 # How sharply the log likelihood bends in a model's outputs: a root of its curvature for every example.
+#
+# The generalised Gauss-Newton matrix of the weights is G = sum_n J_n^T H_n J_n with the Jacobian J_n of the outputs and
+# the curvature H_n = S_n S_n^T of the negative log likelihood in them, so it is a sum of squares of the rows S_n^T J_n.
 
 
 def output_roots(likelihood: LogLikelihood, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -122,6 +125,10 @@ def rows(seen: Seen, names: Sequence[str]) -> Iterator[Tensor]:
 
 
 # What goes through linear and convolution layers: their inputs, and the curvature's roots propagated back to them.
+#
+# Both are matrices of an example: one row for each place t at which the layer is applied (pixels, tokens), so that the
+# derivative of a root by the weight matrix (p, q) of the layer is sum_t g_t a_t^T, with inputs a (q,) and slopes g
+# (p,).
 
 _LAYER_PIECE = 256  # examples in one pass
 
@@ -333,6 +340,9 @@ def _squares(slopes: Tensor, inputs: Tensor) -> Tensor:
 
 
 # Kronecker factors of the curvature of linear and convolution layers (KFAC, in its "expand" form).
+#
+# The block of a weight matrix is  (sum over n, t of g g^T) kron (mean over n, t of a a^T)  with the inputs a and the
+# slopes g of its layer for example n and place t. The bias has the first factor alone.
 
 
 class Factors(NamedTuple):

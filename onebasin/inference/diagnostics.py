@@ -1,4 +1,4 @@
-"""Have the chains mixed? R-hat and effective sample size, of what networks compute and of their weights.
+"""Diagnostics of runs, have the chains mixed? R-hat and effective sample size, of functions and of weights.
 
 Weights of different chains need not agree even when their functions do: hidden units may have changed places. So the
 verdict is about functions; weights are worth a look before and after alignment.

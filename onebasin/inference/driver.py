@@ -3,6 +3,11 @@
 Between two blocks, and between two draws, a run can be stored and continued. A block of at most 20 steps has one set of
 random streams, named after the stage and the number of its first step, so that a run which was interrupted goes on with
 the numbers it would have had.
+
+The process that gives batches away and the workers exchange small files in `run/workers`. Files reach every kind of
+worker, on this machine or on another that sees the folder. `token` names the call for which the work is done: a worker
+goes on as long as its own token stands there, so that removing it ends all workers, and a run that is continued ends
+those that an earlier call has left behind. `BATCH.lock` is held while a batch runs, `BATCH.json` says how far it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""A run as a value: what is sampled, how, and with which seed; enough to do it here, in a worker, or again."""
+"""A run as a value: what is sampled, how, and with which seed; enough to do it here, in a worker, or again.
+
+Chains are computed in windows of `chains_per_batch` neighbours, always all of a window: the same shapes give the same
+rounding, whoever computes them. A batch keeps some chains of one window; smaller batches (`chunk`) mean that a window
+is computed by several workers, each keeping its part. So draws depend neither on the number of workers nor on the size
+of batches.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,14 @@
 """What a run stores: draws, checkpoints and diagnostics, in memory or in a folder, and the definition of the run.
 
-A folder is a population whose shards are the draws, with a folder `run` in it: the definition, written once and
-compared before a run goes on; for each batch of chains the last checkpoint; for each shard its diagnostics.
+A folder is a population whose shards are the draws, with a folder `run` in it: `definition.json` says what is run,
+`state-*` is the last checkpoint of each batch of chains, `info-*` are the diagnostics that belong to each shard. Shards
+and checkpoints are whole or absent. Draws that a continued run repeats are the same as those on the disk, which stay.
+
+A run that goes on must be the same run: the same data, settings, seed, and whatever else decides about its draws. So
+the definition is written once, and compared before a run goes on; only the number of draws may grow.
+
+A kernel's State is one file of tensors. It is a NamedTuple of tensors, of dicts of tensors, and of further NamedTuples;
+its tensors are stored under their paths (`tuner/log_step`), and put back into a State of the same form.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the data say: the log probability of each target given the model's outputs.
+"""Likelihoods: the log probability of each target given the model's outputs.
 
 Outputs and targets have the examples on their first axis. A Gaussian with learned noise reads twice as many columns
 as there are targets: first the means, then the logarithms of the standard deviations.

@@ -1,4 +1,4 @@
-"""One seed story: every stream of random numbers is named, and its seed derives from the run's seed and its name.
+"""Random streams: each is named, and its seed derives from the run's seed and its name.
 
 A stream belongs to (purpose, chain, block of steps). So what a chain draws depends neither on the other chains, nor
 on who computes it, nor on where a run was interrupted: blocks begin afresh.

@@ -1,4 +1,4 @@
-"""Where chains begin: fresh random networks, the model's own weights, or the members of a population."""
+"""Starting points of chains: fresh random networks, the model's own weights, or the members of a population."""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""The posterior as a function of flat positions: potential and gradient of many chains at once."""
+"""The target, the posterior as a function of flat positions: potential and gradient of many chains at once.
+
+    U(theta) = - sum_i log p(y_i | x_i, theta) - log p(theta)
+
+Chains are a tensor axis: positions are (chains, D). A mini-batch of n out of N examples estimates the first sum by
+N / n times its own. Sums over examples and weights are kept in float64, log likelihood and log prior apart, so that
+energy differences are exact enough to accept or reject by.
+
+Sampled are the parameters that require a gradient, tied ones once, laid out in a flat vector (D,). Everything else in
+the state dict, the buffers (frozen parameters, running statistics), is carried along, one copy per chain.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""Training of many networks at once: members of an ensemble, the start of chains, the centres of Gaussians."""
+"""Training of many networks at once: members of an ensemble, the start of chains, the centres of Gaussians.
+
+    minimise U(theta) / N   by Adam, or by SGD with momentum,
+
+with an optional decoupled weight decay. U contains the prior, so the minimum is the MAP estimate; with a flat prior it
+is maximum likelihood. Networks train in the model's training mode: batch norm uses batch statistics and updates its
+running ones, the model's own dropout drops.
+"""
 
 from __future__ import annotations
 

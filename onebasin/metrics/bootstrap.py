@@ -1,4 +1,4 @@
-"""How sure is a metric? Intervals from drawing the examples again, with replacement.
+"""Bootstrap intervals of metrics, from drawing the examples again, with replacement.
 
 The examples are what is random here. Networks stay as they are: an interval tells how a number would scatter on other
 test sets of the same size, not how it would scatter with another population.

@@ -1,4 +1,4 @@
-"""Is a classifier as often right as it says? Calibration errors over bins of equal width and of equal mass.
+"""Calibration errors of classifiers, over bins of equal width and of equal mass: are they as often right as they say?
 
 Probabilities are (examples, classes), targets class numbers (examples,). The confidence of an example is its largest
 probability; it is right if that class (the first one, of equal ones) is the target.
@@ -67,7 +67,7 @@ def ece(probabilities: Tensor, targets: Tensor, bins: int = 15, *, weights: Tens
         probabilities: (examples, classes).
         targets: (examples,).
         bins: their number B.
-        weights: (..., examples), see `onebasin.metrics.weighing`.
+        weights: (..., examples), see `onebasin.metrics.probabilities`.
     """
     return ece_gaps(probabilities, targets, bins, weights=weights).values.abs().sum(-1)
 
@@ -140,7 +140,7 @@ def ace(
         targets: (examples,).
         bins: their number R.
         kind: "class-wise" or "top-label".
-        weights: (..., examples), see `onebasin.metrics.weighing`.
+        weights: (..., examples), see `onebasin.metrics.probabilities`.
     """
     return ace_gaps(probabilities, targets, bins, kind=kind, weights=weights).values.abs().sum(-1)
 

@@ -1,4 +1,7 @@
-"""Diagnostics of Markov chains: R-hat, E-BFMI, effective sample sizes, temperatures of momenta and positions."""
+"""Diagnostics of Markov chains: R-hat, E-BFMI, effective sample sizes, temperatures of momenta and positions.
+
+Draws are (chains, draws, *shape), and each place of `shape` is a parameter that is judged by itself.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do two sets of numbers, or two rankings, agree? The coefficients of scipy, for tensors."""
+"""Correlation coefficients of two sets of numbers or two rankings: those of scipy, for tensors."""
 
 from __future__ import annotations
 

@@ -1,15 +1,21 @@
 """Out-of-distribution detection: five scores of inputs, and how well a score separates two kinds of inputs.
 
-Each takes what the members of a population give, (members, examples, classes), and returns one score per example in
-float64, higher = more out-of-distribution. What is averaged over members, and when:
+Each score takes what the members of a population give, (members, examples, classes), and returns one number per example
+in float64, higher = more out-of-distribution. What is averaged over members, and when:
 
-- `msp` and `entropy` judge the average of the probabilities (torch-uncertainty's entropy criterion is the mean of
+- `msp` and `entropy_score` judge the average of the probabilities (torch-uncertainty's entropy criterion is the mean of
   member entropies instead, which is `onebasin.metrics.entropy.expected_entropy`);
 - `mutual_information` compares that average with its members;
 - `max_logit` and `energy` judge the average of the logits. They see what softmax does not: a constant added to all
   logits of an example changes them.
 
-Where only averages are kept, `msp`, `entropy`, `max_logit` and `energy` take them as (examples, classes).
+Where only averages are kept, `msp`, `entropy_score`, `max_logit` and `energy` take them as (examples, classes).
+
+`auroc`, `aupr`, `fpr95` and `separation` take scores (examples,) of in-distribution and of out-of-distribution examples
+as `in_distribution` and `ood`. Only their order matters. A threshold calls everything at or above it
+out-of-distribution (with positive="in_distribution": everything at or below it in-distribution), so equal scores are
+always called the same. For bootstrap draws, `weights` is a pair (..., examples), one for `in_distribution` and one for
+`ood`; see `onebasin.metrics.probabilities`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much a population does not know, in nats: what every member doubts, and what members dispute.
+"""Entropy and mutual information of predictions, in nats: what every member doubts, and what members dispute.
 
 For probabilities p_m of M members with mean p: the predictive entropy H(p) is the sum of the expected entropy
 1/M sum_m H(p_m), which data cannot reduce, and the mutual information, which vanishes when all members agree.

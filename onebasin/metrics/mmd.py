@@ -1,4 +1,4 @@
-"""Do two samples come from one law? The maximum mean discrepancy, its permutation test and its bootstrap.
+"""The maximum mean discrepancy of two samples: kernels, bandwidths, permutation test and bootstrap.
 
 For samples x_1..x_m and y_1..y_n and a kernel k the unbiased estimate of the *squared* MMD is
 
@@ -6,6 +6,33 @@ For samples x_1..x_m and y_1..y_n and a kernel k the unbiased estimate of the *s
 
 Its mean is 0 when the laws are equal, so it may be slightly negative; with kernels of at most 1 it stays below 2.
 
+Three kernels of a distance d at bandwidth b, each with its metric:
+
+    laplace       exp(-d / b)              d = |x - y|_1
+    gaussian      exp(-(d / b)^2)          d = |x - y|_2, without the factor 1/2 of others
+    multiquadric  (1 + (d / b)^2)^(-1/2)   d = |x - y|_2, the inverse multiquadric
+
+Bandwidths by rule:
+
+    median        the median distance of two members of the pooled sample
+    pooled        ten, geometric from d_min / 2 to 2 d_max, over all pairs of the pooled sample
+    paper         the same over pairs (x_i, y_j) of the first 500 of each, as in the code of paper 2 (MMDAgg)
+    paper-floors  that with its floors: if d_min < 0.1, max(5 % quantile, 0.1) is used; d_max is at least 0.3
+
+"median" and "pooled" do not depend on which member belongs to which sample, so permutation tests with them are exact.
+The collection of the paper depends on it a little, and its floors are absolute numbers that suit no layer of small
+weights; both are there to compare with the paper. Distances of 0 are passed over by every rule.
+
+Permutation test: members change sides at random, and p = (1 + number of U* >= U) / (1 + permutations). One matrix K of
+kernel values serves all permutations: with a column of A for each, 1 where a member is on the side of x, all sums
+follow from A'KA and A'K1. Over several bandwidths the test takes the largest U_b / s_b, where s_b^2 is the mean square
+of U_b over the permutations and the sample itself (their mean is 0). That is the same function of each of them, so this
+p-value needs no correction for having looked at several, and is exact for rules that do not know the sides.
+
+Bootstrap: members of each sample are drawn again with replacement, with counts w. A pair of copies of one member says
+nothing about two members, so these pairs are left out: sum_{i != j} w_i w_j k_ij / sum_{i != j} w_i w_j. The interval
+of percentiles is valid where the laws differ (there U is asymptotically normal). Where they are equal U degenerates, no
+bootstrap of this kind is consistent, and the interval is too wide: whether laws differ is a question for the test.
 """
 
 from __future__ import annotations
@@ -28,6 +55,10 @@ _MARGIN = 0.02  # of all ranks on both sides of it: ten standard deviations of a
 
 def smallest(values: Tensor, rank: int) -> float:
     """Return the number that `rank` others of a tensor come before, in ascending order.
+
+    It is exact and takes a few readings, without sorting all numbers or a copy of them. A few of the numbers tell
+    between which two values it probably lies; how many are below is counted, and only those in between are looked at
+    one by one. Where the guess was wrong, all are.
 
     >>> smallest(torch.tensor([[4.0, 1.0], [2.0, 3.0]]), 2)
     3.0
@@ -103,7 +134,7 @@ def bandwidths(rule: Bandwidth, distances: Tensor, split: int) -> Tensor:
     [3.0]
 
     Args:
-        rule: a rule of this page, a number, or several.
+        rule: a rule of those at the top of this file, a number, or several.
         distances: (N, N) of the pooled sample, symmetric with zeros on the diagonal.
         split: the first so many members are x, the others y.
 
@@ -356,8 +387,8 @@ def mmd(
     Args:
         x: a sample (m, *shape) of any floating-point type, or the distances of both as a `Pooled`.
         y: the other sample (n, *shape); left out with a `Pooled`.
-        kernel: "gaussian", "laplace" or "multiquadric"; see `kernels`.
-        bandwidth: a rule, a number or several; see `kernels`.
+        kernel: "gaussian", "laplace" or "multiquadric"; formulas are at the top of this file.
+        bandwidth: a rule, a number or several; see `bandwidths`.
 
     Returns:
         float64, () for "median" or one number, else (count,).
@@ -408,7 +439,7 @@ def mmd_interval(
     confidence_level: float = 0.95,
     generator: torch.Generator | None = None,
 ) -> tuple[float, float]:
-    """Return a bootstrap interval of the squared MMD, averaged over bandwidths; for laws that differ (see above).
+    """Return a bootstrap interval of the squared MMD, averaged over bandwidths; it is valid where the laws differ.
 
     Two members, drawn again, are either the sample itself or no pair: below three on a side both ends are NaN.
 

@@ -1,7 +1,8 @@
-"""Examples that count more than once: a bootstrap draw is a row of whole weights, and many rows are judged at once.
+"""Probabilities, class numbers and weights of examples, checked and converted; means over weighted examples.
 
-Metrics take `weights` (..., examples): each leading place is a sample of its own in which example i counts weights_i
-times, and the metric returns (...). Whole weights give exactly the metric of the sample with repetitions.
+Examples may count more than once: a bootstrap draw is a row of whole weights, and many rows are judged at once. Metrics
+take `weights` (..., examples): each leading place is a sample of its own in which example i counts weights_i times, and
+the metric returns (...). Whole weights give exactly the metric of the sample with repetitions.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Populations that predict numbers: each member a Gaussian, the population their mixture.
+"""Metrics of regression, for populations that predict numbers: each member a Gaussian, the population their mixture.
 
 Everywhere `means` are (members, examples, *shape), targets are (examples, *shape), and `noise` is the standard
 deviation of targets around a member's mean: one number, or a tensor that broadcasts to `means` (per member:
 (members, 1, ...)).
 The predictive is p(y) = 1/M sum_m N(y; mean_m, noise_m^2). `weights` (..., examples) counts examples more than once,
-as in `onebasin.metrics.weighing`.
+as in `onebasin.metrics.probabilities`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """Scores of average predictives (examples, classes), against targets and against each other.
 
+Targets are class numbers (examples,), results are float64, and `weights` (..., examples) counts examples more than
+once, as in `onebasin.metrics.probabilities`. All scores are means over examples.
+
 Agreement and total variation are equations 1 and 2 of Xiao, Liu and Bamler (2023); both are symmetric.
 """
 

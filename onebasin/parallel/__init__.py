@@ -1,4 +1,4 @@
-"""Where work runs: executors in this process, in several processes, on Ray."""
+"""Executors, where work runs: in this process, in several processes, on Ray."""
 
 from onebasin.parallel.choose import executor_for, open_executor
 from onebasin.parallel.executor import Executor, Progress, SerialExecutor, one_thread, threads_for

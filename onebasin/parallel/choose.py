@@ -1,4 +1,4 @@
-"""Which executor `workers` and `executor` ask for."""
+"""The choice of an executor, by the keywords `workers` and `executor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The Executor protocol, and the executor of this process."""
+"""The Executor protocol, the executor of this process, and how many threads torch uses.
+
+`Executor.map(function, shards, shared=...)` hands every shard to the function, and results come back in the order of
+the shards. The function computes with one thread and sees one shard at a time, wherever it runs, so that results do not
+depend on the executor or on the number of workers, not even in their last bit.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ from typing import Protocol, Self, TypeVar
 
 import torch
 
-Progress = Callable[[int, int, str], None]
+Progress = Callable[[int, int, str], None]  # (done, total, what is being done), of all long work
 """Called with (work done, work in all, a sentence about it); gradients, networks or shards, as the sentence says."""
 
 

@@ -1,4 +1,7 @@
-"""Several processes on this machine: joblib's loky, which needs no `if __name__ == "__main__":` in a user's script."""
+"""An executor of several processes on this machine, by joblib's loky.
+
+It needs no `if __name__ == "__main__":` in a user's script.
+"""
 
 from __future__ import annotations
 

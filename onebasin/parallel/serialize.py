@@ -1,6 +1,9 @@
-"""How functions, models and tensors are sent to a worker and back: pickled, between processes of one user.
+"""Serialization of functions, models and tensors that are sent to a worker and back: pickled, for one user's processes.
 
 Nothing of this is ever read from or written to a file that outlives the processes.
+
+A tensor is sent as its own numbers. (Left to itself, a row of a stack would take the whole stack along.) It arrives in
+fresh memory that is aligned as torch aligns it, since products of matrices may round differently elsewhere.
 """
 
 from __future__ import annotations

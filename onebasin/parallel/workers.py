@@ -1,6 +1,7 @@
 """A pool of other processes: results in order, shards sent again when a worker dies.
 
-A subclass says how bytes are sent to all workers, how a shard is sent to one, and how its result is fetched.
+A subclass says how bytes are sent to all workers, how a shard is sent to one, and how its result is fetched. What is
+common to processes and Ray is here: order, settings of torch, functions that workers have already, deaths of workers.
 """
 
 from __future__ import annotations

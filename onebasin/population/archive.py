@@ -1,9 +1,13 @@
 """Networks in tar archives, read without unpacking to the disk, and written.
 
+Members of a population come in the order of the numbers in the names of their files. A packed archive has no way to
+jump to a file. So it is looked through once for names, and read once more if it is in order; if it is not, files wait
+in a buffer, and what the buffer cannot hold is read again.
+
 Written in the layout of the "Checkpoints" data set of Laurent, Aldea & Franchi (2024):
 
-models/<name>/<name>-<first>-<last>.tgz     with name = <dataset>-<architecture>, as mnist-optunet
-<name>-<first>-<last>/<name>-<number>.safetensors     one network each, in half precision.
+    models/<name>/<name>-<first>-<last>.tgz     with name = <dataset>-<architecture>, as mnist-optunet
+    <name>-<first>-<last>/<name>-<number>.safetensors     one network each, in half precision.
 """
 
 from __future__ import annotations

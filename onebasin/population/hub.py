@@ -1,7 +1,11 @@
 """Networks on the Hugging Face hub by name: hf://OWNER/NAME[@REVISION][/PATH], or hf://datasets/OWNER/NAME...
 
+PATH is a file, a folder, or a pattern in which * stands for a part of one name. Only safetensors files and tar archives
+are taken, never pickles. They are kept in the hub's own cache, where a download that was cut off goes on.
+
 The only file that knows huggingface_hub, which lists, downloads, resumes and caches. Here: which files are meant, what
-a server must not do, and a note of each listing in the cache, so that half a download is not taken for all offline.
+a server must not do, and a note of each listing in the cache: without the network it tells whether all files are there,
+which the library's own cache cannot. Files are compared with the size and the digest that the listing promised.
 """
 
 from __future__ import annotations

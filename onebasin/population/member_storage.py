@@ -1,4 +1,4 @@
-"""Where members come from: tensors in memory, or tensors in files.
+"""Sources of members: tensors in memory, or tensors in files.
 
 A source has `count` members and fills buffers with any of its rows. `gather` reads rows out of several sources.
 """

@@ -1,4 +1,7 @@
-"""What a path holds: a population folder, files or archives of networks, a pattern of these, or a name on the hub."""
+"""Networks at a path: a population folder, files or archives of networks, a pattern of these, or a name on the hub.
+
+A pattern or a name on the hub stands for several of these, laid end to end.
+"""
 
 from __future__ import annotations
 

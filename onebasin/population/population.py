@@ -366,6 +366,10 @@ class Population:
     def read_columns(self, name: str, start: int, stop: int, out: Tensor) -> None:
         """Copy columns start:stop of a tensor, each member flattened, into `out` (members, stop - start).
 
+        Sums over pairs of members need this. A shard holds each tensor as (members, *shape), so a range of columns is a
+        strided part of the mapped file. It is copied into a buffer of the caller, and the map is dropped with the call:
+        pages of the file never pile up in memory.
+
         >>> out = torch.empty(2, 2)
         >>> Population.from_stacked({"w": torch.arange(8.0).view(2, 2, 2)}).read_columns("w", 1, 3, out)
         >>> out.tolist()

@@ -3,6 +3,11 @@
 The manifest holds what never changes (format, spec, provenance, identity). Shards are found by listing the folder, so
 that appending rewrites nothing and a reader sees every finished shard while writers are still at work. The manifest
 names no file, so it can lead nowhere; each shard carries the identity, so that one from elsewhere is noticed.
+
+A shard is one immutable block of members in one safetensors file, with a checksum per tensor: stacked tensors
+(members, *shape) under their own names, two optional reserved tensors for chain and log density, and text metadata:
+format, version, members, writer, sequence, population, and `checksums`, a JSON object {name: 8 hexadecimal digits}
+whose order is the order of the spec.
 """
 
 from __future__ import annotations

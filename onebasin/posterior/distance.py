@@ -1,4 +1,10 @@
-"""Two posteriors in a common basin: moved along the orbit, how far apart they are, and stitched together."""
+"""The distance of two posteriors in a common basin: one is moved along its orbit, compared, and stitched to the other.
+
+Positive scales come by descent on the distance itself. Under log scales s of all units (one per scale generator and
+coordinate) every weight w moves to w exp(E s), with E a sparse matrix of small integers, the powers. So
+|m_p - e^{Es} m_q|^2 + |sigma_p - e^{Es} sigma_q|^2, and the KL divergence of the marginals, are smooth functions of s
+whose gradient is E^T of an elementwise one.
+"""
 
 from __future__ import annotations
 

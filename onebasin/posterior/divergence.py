@@ -1,4 +1,4 @@
-"""How far two posteriors over the same weights are apart: Kullback-Leibler and 2-Wasserstein.
+"""Divergences of two posteriors over the same weights: Kullback-Leibler and 2-Wasserstein.
 
 Covariances are diag(scale^2) + factor factor^T, and only (K, K) systems are solved, so D may be in the millions. Where
 there is no closed form the answer says so: as an interval of certain bounds, or as a Monte-Carlo interval.
@@ -48,7 +48,11 @@ _DENSE = 2048  # up to so many weights covariances are written out
 
 
 def squared_bures(a: ScaleFactor, b: ScaleFactor) -> tuple[float, float]:
-    """Lower and upper bound of d^2; they are equal where it has a closed form.
+    """Lower and upper bound of the squared Bures metric; they are equal where it has a closed form.
+
+    It is the part of the 2-Wasserstein distance of Gaussians that their covariances A and B make,
+
+        d^2(A, B) = tr A + tr B - 2 tr (A^1/2 B A^1/2)^1/2.
 
     With no directions it is |scale_a - scale_b|^2. If both independent parts are multiples s and t of the identity (0
     also), all happens in the span of both factors but for (D - rank) (s - t)^2. Otherwise x = scale_a z + F u and

@@ -1,4 +1,4 @@
-"""Does a posterior predict what the networks predict that it was fitted to? Measured on inputs, and around them."""
+"""The fidelity of a posterior: does it predict what its networks predict, on inputs and around them?"""
 
 from __future__ import annotations
 

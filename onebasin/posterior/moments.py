@@ -1,8 +1,13 @@
-"""The leading directions of a population by random projection (Halko, Martinsson and Tropp, 2011), in a few readings.
+"""Moments and leading directions of a population, of groups of members as well as of all, read block by block.
 
-X (N, D) are the deviations of N networks from their centres. They are read in blocks and never held. With Q a basis
-(D, L) of the span of X^T times random numbers, improved by `passes` turns of Q <- orth(X^T X Q), and U (N, K) the
-leading left singular vectors of X Q,
+Mean and spread take one reading. Sums of squares are those of deviations from a block's own mean, and blocks are merged
+as Chan, Golub and LeVeque (1979) do: no difference of two large numbers is ever taken. Shards of a population are
+merged in the same way and in their order, so that results do not depend on who has read them.
+
+Leading directions come by random projection (Halko, Martinsson and Tropp, 2011), in a few readings. X (N, D) are the
+deviations of N networks from their centres. They are read in blocks and never held. With Q a basis (D, L) of the span
+of X^T times random numbers, improved by `passes` turns of Q <- orth(X^T X Q), and U (N, K) the leading left singular
+vectors of X Q,
 
     factor = X^T U / sqrt(degrees),    so that    factor factor^T = X^T U U^T X / degrees <= X^T X / degrees:
 
@@ -235,6 +240,9 @@ _Shard = tuple[Population, Tensor, Tensor | None]
 
 class Deviations:
     """X (N, D) with a row w - centre of its group for each network w, in the precision of `vector_dtype`.
+
+    It is multiplied shard by shard, wherever the work runs. Shards depend on the population, and on how large a product
+    is, but not on the executor: sums over shards are taken in their order.
 
     Attributes:
         size: N and D.

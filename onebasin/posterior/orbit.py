@@ -4,6 +4,12 @@ A posterior fitted in one basin gives almost no density to the n! other copies o
 them (Gelberg et al., 2024, symmetrise variational posteriors this way) it becomes
 
     q_G(w) = 1/|G| sum over g in G of q(g.w),    G all permutations and signs.
+
+The sum is estimated by importance sampling, with elements drawn around the best one (`Proposal`). Spaces are drawn one
+after the other. Given all others, the log density of a diagonal Gaussian at g.w is a sum over coordinates x of scores
+S[x, y, s]: what it is worth that x comes from unit y with signs s. The sum over all orders is then a permanent; it is
+sampled row by row among the units that are left, with scores balanced by Sinkhorn's scaling so that early rows leave
+late ones their due (Kou and McCullagh, 2009).
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """A density over the weights of one architecture, as a mixture of Gaussians; and its file.
 
-The file is one safetensors file: tensors by role, everything else as JSON in the header; nothing is unpickled. Tensors
-that are equal are kept once, and tensors of zeros only not at all.
+The file is one safetensors file: tensors by role, everything else as JSON in the header; nothing is unpickled. Names
+are `weights`, `<m>.centre`, `<m>.shape.<tensor>` for the covariance and `<m>.rest.<tensor>` for the buffers of
+component m. Of tensors that are equal bit for bit the first is written; `same` in the header maps further names to its
+name. Tensors of zeros are not written: `zeros` in the header is their spec. (Files of version 1 have every tensor.)
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many weights the data did not move: those whose marginal is still the prior.
+"""Shares of weights that the data did not move: those whose marginal is still the prior.
 
 Mean-field posteriors leave such weights behind (Kurle et al., 2022), and so do samplers of wide networks. N draws from
 the prior itself have a standard deviation of prior * (1 ± 1.6 / sqrt(2 N)) (5 to 95 percent), and a mean of

@@ -1,4 +1,14 @@
-"""Pruning by what a posterior knows: criteria, masks, their transfer to other networks, and pruning curves."""
+"""Pruning by what a posterior knows: criteria, masks, their transfer to other networks, and pruning curves.
+
+What a weight is worth follows from its mean and its standard deviation; the most valuable are kept. Criteria:
+
+- snr: |mean| / std, how surely the weight differs from zero
+- signal-plus-noise: |mean| + std, which also keeps weights that matter in some draws (Deo et al. 2025)
+- magnitude: |mean|, the plain baseline, and often the best one
+- sigma: -std, the least uncertain are kept, which is the rule of paper 1
+- sigma-high: +std, the most uncertain are kept; where a prior shrinks unused weights, better than its opposite
+- random: a fresh order, which every other criterion has to beat
+"""
 
 from __future__ import annotations
 
@@ -48,7 +58,7 @@ CRITERIA = ("snr", "signal-plus-noise", "magnitude", "sigma", "sigma-high", "ran
 
 
 def worth(mean: Tensor, std: Tensor | None, by: str, seed: int) -> Tensor:
-    """The worth of each weight by a criterion, float64 (D,).
+    """The worth of each weight by a criterion, float64 (D,); criteria are listed at the top of this file.
 
     Raises:
         InputError: the criterion is unknown, needs standard deviations that are not there, or meets NaN.
@@ -284,7 +294,7 @@ def prune(
             pruned by "magnitude" and "random". Uncertain tensors take part, running statistics do not; a tied tensor
             counts once. Of a State alone, ties are seen by shared memory; give the module where a file lost them.
         keep: the part to keep, 0 < keep <= 1. Of D weights floor(keep * D) are kept, exactly.
-        by: what decides: "snr", "signal-plus-noise", "magnitude", "sigma", "sigma-high", "random"; see `criteria`.
+        by: what decides: "snr", "signal-plus-noise", "magnitude", "sigma", "sigma-high", "random"; see `worth`.
         per: one ranking of all weights ("global"), or one in every tensor ("tensor"), each cut at its own share.
         names: only these tensors, by name or pattern ("*.weight"); the others get no mask.
         seed: of "random".

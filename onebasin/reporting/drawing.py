@@ -1,4 +1,4 @@
-"""One drawing path: every panel, for the page and for files, is drawn here by matplotlib."""
+"""Drawings of figures: every panel, for the page and for files, is drawn here by matplotlib."""
 
 from __future__ import annotations
 

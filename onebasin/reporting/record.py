@@ -1,4 +1,7 @@
-"""Records: sections with text, tables, figures and claims, and their JSON file."""
+"""Records of what a study found: sections with text, tables, figures and claims, as plain data, and their JSON file.
+
+Nothing here needs torch, so that a report can be built from a stored record anywhere, years later.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Write the page and the files of its figures."""
+"""Reports on disk: one HTML page that needs nothing else, and figures as files.
+
+Everything is built from records; nothing is computed here, and torch is not needed.
+"""
 
 from __future__ import annotations
 

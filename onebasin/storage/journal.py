@@ -1,4 +1,4 @@
-"""How a run that was interrupted goes on when it is called again with the same path.
+"""Journals of runs: how one that was interrupted goes on when it is called again with the same path.
 
 A run is known by its definition, a dict that JSON can hold: written once (`write_json`, or the manifest of a
 population), and compared before the run goes on (`check_same_run`, which names the setting that differs; or

@@ -1,7 +1,19 @@
 """Checks of a torch file that its reader could hang, crash or run out of memory on, though it runs no code.
 
-`check_torch_file` follows the pickle before torch reads it: containers too deep, keys that share a hash. `check_plain`
-looks at the tensors: a view may repeat one stored number 2**40 times, a tensor of the device "meta" has no numbers.
+Torch's reader without code still unpacks entries of a zip file, and still builds dicts, sets and tuples:
+
+- A packed entry of some kilobytes may unpack to gigabytes. Torch packs nothing, so that any packed entry is refused,
+  and so are the small entries beside pickle and tensors (version, byte order, ...) if they are not small.
+- Python hashes texts with a secret, but not numbers and tuples of them: whoever writes the file can choose thousands of
+  keys with one hash, each of which costs as much as all before it. A hundred thousand, a file of one megabyte, take
+  minutes, ten times as many hours.
+- The hash, the text and the end of a tuple in a tuple in a tuple ... are computed by recursion, which a depth of a
+  hundred thousand ends by a crash of the interpreter.
+
+So `check_torch_file` follows the instructions of the pickle before torch reads it, without making anything: how deep
+containers are, and how many keys there are that are neither texts nor small numbers. `check_plain` looks at the
+tensors, for a pickle without code can still describe what no machine holds: a view may repeat one stored number 2**40
+times, a tensor of the device "meta" has a shape and no numbers at all.
 """
 
 from __future__ import annotations

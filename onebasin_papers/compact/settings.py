@@ -1,4 +1,9 @@
-"""What the paper published, the settings of both presets, the glossary and the summary of the report."""
+"""Settings of both presets for paper 1, what the paper published, the glossary and the summary of the report.
+
+Published numbers are those of the table of Xiao, Liu & Bamler (arXiv 2401.00611), and those read off their vector
+figures. All of them are for MNIST and one hidden layer, 784-512-10. Losses and distances come from figures and are
+exact to about the digit shown; accuracies are in per cent.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do independent trainings become the same function, and does diversity inside tell diversity outside?"""
+"""Collapse: do independent trainings become the same function, and does diversity tell diversity on OOD data?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What the paper published, the settings of both presets, the glossary and the summary of the report."""
+"""Settings of both presets for paper 2, what the paper published, the glossary and the summary of the report.
+
+Published numbers are for ResNet-18 on CIFAR-100, out-of-distribution images from SVHN, no errors given. Units: MMD and
+NS as printed (most likely 10 x squared MMD), ACE in per mille (most likely), mutual information in hundredths of a nat,
+the others in per cent.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,10 @@
 A draw multiplies the columns of dropped units by zero and those of kept ones by 1 / (1 - p), so it is a network like
 any other, used in evaluation mode (Gal and Ghahramani, 2016). The same units are dropped for all examples, where
 dropout at training time drops others for each.
+
+A mask m on the inputs of a layer is the same as weights whose columns are multiplied: W (m x) = (W diag(m)) x. The mask
+may also act earlier, if nothing but positively homogeneous steps (relu, pooling, flattening) lies between. Whether that
+is so is not read from the code but proved: with random weights, in float64, on training inputs.
 """
 
 from __future__ import annotations

@@ -71,6 +71,8 @@ class HMC(TrainedMethod):
 
 
 # Hamiltonian dynamics: the leapfrog integrator, reversible and volume preserving.
+#
+#     H(theta, p) = U(theta) + 1/2 sum_i p_i^2 / m_i
 
 
 class Phase(NamedTuple):
@@ -112,6 +114,9 @@ def energy_change(before: Phase, after: Phase, inverse_mass: Tensor) -> Tensor:
 
 
 # A diagonal mass from the spread of each weight, learned in two windows of the warm-up.
+#
+# Stan's recipe: step sizes alone for the first 15 %, then two windows that estimate variances (Welford), and the last
+# 10 % for the step size alone. An estimate from n draws is shrunk towards a small constant by 5 / (n + 5).
 
 _BEGIN, _MIDDLE, _END = 0.15, 0.45, 0.9
 _FLOOR = 1e-3
@@ -162,6 +167,8 @@ def mass_update(
 
 
 # Dual averaging: a step size per chain, tuned until proposals are accepted as often as wished.
+#
+# Hoffman and Gelman (2014), section 3.2. Numbers are (chains,), float64.
 
 _FEW = 10  # proposals below which the average means nothing
 _GAMMA, _T0, _KAPPA = 0.05, 10.0, 0.75
