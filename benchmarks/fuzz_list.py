@@ -11,8 +11,6 @@ from benchmarks.fuzz_doors import Door
 from onebasin.posterior.pruning import Masks
 from onebasin.state import state_of
 
-_CACHE = "openml/www.openml.org"
-
 
 def _run_door(name: str, file: str) -> Door:
     return Door(name, f"run/{file}", doors._build_run, doors._use_run, doors.seal, 0.5)
@@ -51,9 +49,7 @@ DOORS = [
     Door("cifar bin", "data_batch_1.bin", doors._build_binary, doors._use_data, share=0.3),
     Door("mosaic", "train_1.webp", doors._build_mosaic, doors._use_data, share=0.5),
     Door("mosaic labels", "labels.npz", doors._build_mosaic, doors._use_data, share=0.5),
-    Door("arff", f"{_CACHE}/7.arff", doors._build_openml, doors._use_openml),
-    Door("openml", f"{_CACHE}/7.json", doors._build_openml, doors._use_openml, share=0.7),
-    Door("openml list", f"{_CACHE}/name-weather.json", doors._build_openml, doors._use_openml, share=0.3),
+    Door("openml", "openml/weather.npz", doors._build_openml, doors._use_openml),
     Door("digests", "SHA256SUMS", doors._build_sums, lambda folder: doors._use_data(folder / "d.npz"), share=0.2),
     Door("examples", "d.safetensors", doors._build_examples, doors._use_examples),
 ]

@@ -123,13 +123,13 @@ def test_members_of_a_tile_are_read_a_few_columns_at_a_time(
     monkeypatch.setattr(TILES, "MEMBERS", 4)
     monkeypatch.setattr(DISTANCES, "BLOCK_BYTES", 4 * 8 * 3)
     sizes: list[int] = []
-    read = TILES.read_columns
+    read = Population.read_columns
 
     def spy(population: Population, name: str, start: int, stop: int, out: Tensor) -> None:
         sizes.append(out.nbytes)
         read(population, name, start, stop, out)
 
-    monkeypatch.setattr(TILES, "read_columns", spy)
+    monkeypatch.setattr(Population, "read_columns", spy)
     pair_distances(*populations)
     assert max(sizes) <= 4 * 8 * 3 and len(sizes) > 50
 

@@ -282,7 +282,7 @@ GOOD = state_of(LINEAR)
         (lambda: losses(LINEAR, GOOD, normal(4, 2), torch.zeros(4)), InputError, 'choose loss="mse"'),
         (lambda: losses(LINEAR, GOOD, normal(4, 2), torch.full((4,), 3)), InputError, "number the classes from 0"),
         (lambda: losses(LINEAR, GOOD, normal(4, 2), torch.zeros(4), loss="mse"), InputError, "one value per output"),
-        (lambda: losses(LINEAR, GOOD, normal(4, 2), torch.zeros(4).long(), loss="hinge"), InputError, "choose one"),
+        (lambda: losses(LINEAR, GOOD, normal(4, 2), torch.zeros(4).long(), loss="hinge"), InputError, "hinge"),
         (
             lambda: losses(LINEAR, GOOD, normal(4, 2), torch.zeros(4), loss=lambda o, t: o.sum(0)),
             InputError,
