@@ -26,7 +26,7 @@ def main() -> None:
         "SWAG, 1 run of 12": ob.sample(model, train, replace(swag, draws=12), prior=0.3, seed=1),
     }
 
-    quick = {"layers": False, "permutations": 199, "resamples": 0}
+    quick = {"layers": False, "permutations": 199, "n_resamples": 0}
     print(f"{len(reference)} trainings as the reference")
     print(f"{'':20s}{'raw MMD^2':>10s}{'NS':>8s}{'from runs':>11s}{'p':>7s}{'functions':>11s}{'diversity':>11s}")
     for name, population in populations.items():

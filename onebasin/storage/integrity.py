@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from onebasin.errors import OnebasinError
 from onebasin.storage.atomic import leftovers
 
@@ -34,6 +32,8 @@ def fold(piece: memoryview, value: int) -> int:
     quarter of the time of a CRC over all bytes, which would cost as much as writing them. A prime number of
     columns keeps pages that swap places from going unseen.
     """
+    import numpy as np  # here, since reports are read and written without it
+
     rows = piece.nbytes // _ROW_BYTES
     words = np.frombuffer(piece, dtype="<u8", count=rows * _ROW_WORDS).reshape(rows, _ROW_WORDS)
     value = zlib.crc32(np.add.reduce(words, axis=0), value) if rows else value

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from onebasin import SGHMC, Population
 from onebasin.cli import sample as sample_verb
-from onebasin.cli.options import Show
 from onebasin.cli.sample import KEYWORDS, diagnostics_table
 from onebasin.data.load import load
 from onebasin.errors import DiskError, InputError, ModelError, StorageError
 from onebasin.examples.small import digits_mlp
 from onebasin.functional.population_pass import predictions
 from onebasin.inference.methods import METHODS
+from onebasin.parallel import Progress
 
 Run = Callable[..., tuple[int, str, str]]
 DIGITS = ("onebasin.examples:digits_mlp", "digits", "--limit", 200, "--epochs", 2)
@@ -328,7 +328,7 @@ def test_a_finished_run_makes_more_draws(run: Run, tmp_path: Path) -> None:
 
 def stopping(after: Callable[[str], bool]) -> Callable[[str], Any]:
     @contextmanager
-    def bar(text: str) -> Iterator[Show]:
+    def bar(text: str) -> Iterator[Progress]:
         def show(done: int, total: int, doing: str) -> None:
             if after(doing):
                 raise KeyboardInterrupt

@@ -202,7 +202,8 @@ def test_what_is_no_number_is_refused_before_it_is_written(tmp_path: Path) -> No
 
 
 def test_a_record_in_a_place_that_is_none_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match="choose another folder"):
+    (tmp_path / "no").write_text("a file, not a folder")
+    with pytest.raises(DiskError, match="choose another place"):
         write_record(record(), tmp_path / "no" / "record.json")
 
 
