@@ -134,8 +134,9 @@ def align(
         reference: "consensus": all members agree on a frame, at a cost linear in their number; "first": match all to
             the first member; "medoid": to the most central one; or a State or module to match them to.
         by: compare "weights", or "activations" (then give `model` and `inputs`).
-        path: write the aligned population into this folder. Call again with the same path to resume an interrupted
-            run; the result is the same to the bit.
+        path: write the aligned population into this folder. Calling again with the same path goes on with an
+            interrupted run, to the same result bit for bit, completes a result that has lost shards, and returns a
+            finished one; a folder with anything else is refused.
         scale: "balanced" gives every member its lightest scales, "reference" those of the reference, "keep" leaves
             them. None is "reference" where a network is given as reference, else "balanced".
         sweeps: largest number of sweeps of a consensus.
@@ -255,7 +256,7 @@ def _check_networks(
         check_network(BlockLayout.of(symmetry, statistics=True), network, where="the reference")
     if path is None or journal_of(Path(path)).exists():
         return  # of an interrupted run, which may have written its networks already: the journal decides
-    if is_taken(Path(path)) and not missing_shards(population, Path(path)):  # one that has lost some is completed
+    if is_taken(Path(path)) and missing_shards(population, Path(path)) is None:  # else it is compared, and completed
         raise InputError(f"expected a new or empty folder for the result, but {path} is not: choose another path")
 
 

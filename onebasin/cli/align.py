@@ -115,7 +115,7 @@ def align(
     options |= _activations(known, data, options["by"], limit=limit, sources=options.pop("sources"))
     journal = journal_of(output)
     carried = _companions(companions, population, known, output)
-    if not journal.exists() and not missing_shards(population, output):
+    if not journal.exists() and missing_shards(population, output) is None:
         _check_free(carried)
     make_folder(output.parent)
     if journal.exists():

@@ -223,8 +223,10 @@ def test_an_interrupted_run_goes_on(
         assert not list(tmp_path.glob("*.journal"))
         for name in population.names:
             assert torch.equal(found.population.tensor(name), whole.population.tensor(name))
-    with pytest.raises(InputError, match="new or empty folder"):
-        align(population, symmetry, reference=reference, path=tmp_path / "whole")
+    again = align(population, symmetry, reference=reference, path=tmp_path / "whole")  # a finished one is returned
+    assert again.history == whole.history and torch.equal(again.residual, whole.residual)
+    with pytest.raises(InputError, match="what this alignment has written"):
+        align(population, symmetry, reference=reference, path=tmp_path / "whole", scale="keep")
 
 
 def test_a_damaged_journal_is_named(symmetry: ob.Symmetry, tmp_path: Path) -> None:
@@ -440,8 +442,11 @@ def test_a_lost_shard_of_the_result_is_made_again_by_the_same_call(
             assert {file.name: file.read_bytes() for file in sorted(path.glob("shard-*"))} == content
             assert all((path / name).stat().st_mtime_ns == moment for name, moment in kept.items())
             assert not (tmp_path / "out.journal").exists()
-        with pytest.raises(InputError, match="new or empty folder"):  # nothing is missing
-            align(population, symmetry, path=path, executor=executor)
+        again = align(population, symmetry, path=path, executor=executor)  # nothing is missing: it is returned
+        assert len(again.population) == 8
+        assert {file.name: file.read_bytes() for file in sorted(path.glob("shard-*"))} == content
+        with pytest.raises(InputError, match="what this alignment has written"):
+            align(networks(symmetry, 8, seed=5), symmetry, path=path, executor=executor)
         shards[1].unlink()
         with pytest.raises(InputError, match="what this alignment has written"):
             align(networks(symmetry, 8, seed=5), symmetry, path=path, executor=executor)
