@@ -8,7 +8,7 @@ BENCHMARKS := discovery apply population alignment geometry inference compact pr
 	faults fuzz
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit bench docs format clean
+.PHONY: help setup demo test lint types unit bench docs site format clean
 
 help:  ## this list
 	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /	/' | expand -t 10
@@ -41,14 +41,19 @@ unit: setup
 bench: setup  ## the benchmarks, one table each; peers get environments of their own in .peers
 	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-docs: setup  ## rewrite what is generated: docs/cli.md, docs/results.md, lists in docs/architecture.md, sample output in README.md
-	$(BIN)/python docs/generate.py
+docs: setup  ## rewrite what is generated: docs/cli.md, docs/results.md, lists in docs/architecture.md, output and picture of README.md
+	$(BIN)/python -m docs.generate
+
+site: setup  ## the documentation as pages with search, gallery and reference: site/index.html
+	$(BIN)/python -m docs.site.pictures
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo site/index.html
 
 format: setup  ## let ruff fix and format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:  ## remove everything that make made
-	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .peers .cache
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .peers .cache site
 	rm -rf onebasin-demo reproduce-compact-quick reproduce-symmetry-quick
 	find onebasin tests benchmarks docs examples -name __pycache__ -type d -prune -exec rm -rf {} +

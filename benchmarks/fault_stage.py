@@ -198,14 +198,14 @@ def result(verb: Verb, place: Path) -> dict[str, Any]:
         return {
             "tensors": tensors,
             "facts": sorted(facts.items()),
-            "record": json.loads(output.with_suffix(".json").read_text()),
+            "record": json.loads(output.with_suffix(".json").read_text())["record"]["values"],
         }
     population = Population.open(output)
     if verb.name == "sample":
         told: Any = read_info(output)
         population = by_chain(population)
     else:
-        told = json.loads((output / "alignment.json").read_text())
+        told = json.loads((output / "record.json").read_text())["record"]["values"]
     found: dict[str, Any] = {"tensors": {name: value.clone() for name, value in population.stacked().items()}}
     return {**found, "chain": population.chain, "density": population.log_density, "told": told}
 

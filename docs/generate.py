@@ -1,23 +1,25 @@
 """Write what the documentation says about the program, so that it cannot fall behind.
 
 docs/cli.md comes from ``--help``, docs/results.md from the records in docs/results/, the sample output in README.md
-from its first example, the list of files in docs/architecture.md from their first lines. ``python docs/generate.py``
-rewrites them; with ``--check`` it only reports what is out of date (exit code 1).
+and its picture from its first example, the list of files in docs/architecture.md from their first lines. ``python -m
+docs.generate`` rewrites them; with ``--check`` it only reports what is out of date (exit code 1).
 """
 
 import ast
 import contextlib
 import io
-import re
 import sys
+import tempfile
 from pathlib import Path
 
 import click
 
 from onebasin.cli.main import group
 from onebasin.errors import OnebasinError
+from onebasin.functional import global_seed
 from onebasin.reporting.markdown import markdown
 from onebasin.reporting.record import read_record
+from tests.page_blocks import blocks, commands, drawn, run_command, run_python, shape
 
 ROOT = Path(__file__).resolve().parent.parent
 _BEGIN, _END = "<!-- output of the example: begin (make docs) -->", "<!-- output of the example: end -->"
@@ -43,30 +45,40 @@ def results() -> str:
     """Return the whole of docs/results.md."""
     parts = [
         "# Results",
-        "Written by `make docs` from the records in [results/](results), which the commands below made; do not edit. "
+        "Written by `make docs` from the records in `docs/results/`, which the commands below made; do not edit. "
         "`onebasin report docs/results/compact.json -o page/` shows a record with its figures.",
     ]
     parts += [markdown(read_record(path)).rstrip() for path in sorted((ROOT / "docs" / "results").glob("*.json"))]
     return "\n\n".join(parts) + "\n"
 
 
-def readme_example(text: str) -> str:
-    """Return the first Python block of a page."""
-    found = re.search(r"```python\n(.*?)```", text, re.DOTALL)
-    if found is None:
-        raise SystemExit("README.md has no python block")
-    return found[1]
+def readme(page: Path, picture: Path | None = None) -> str:
+    """Return README.md with the output of its first Python block between the two markers.
 
+    Other digits alone are no change: another machine has others.
 
-def readme(text: str) -> str:
-    """Return README.md with the output of its first Python block between the two markers."""
-    captured = io.StringIO()
-    with contextlib.redirect_stdout(captured):
-        exec(compile(readme_example(text), "README.md", "exec"), {"__name__": "readme"})
+    Args:
+        page: README.md; what stands above the block is run, too.
+        picture: a file for the picture that the block draws.
+    """
+    text, names, captured = page.read_text(encoding="utf-8"), {"__name__": "readme"}, io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), global_seed(0):
+        for block in blocks(page):
+            captured = io.StringIO()
+            with contextlib.redirect_stdout(captured):
+                if block.language == "python":
+                    run_python(block, names)
+                    break
+                for words in commands(block):
+                    run_command(words)
+    for figure in drawn():
+        if picture is not None:
+            figure.savefig(picture, dpi=100, metadata={"Software": None})
     head, _, rest = text.partition(_BEGIN)
-    _, _, tail = rest.partition(_END)
+    old, _, tail = rest.partition(_END)
     output = "\n".join(line.rstrip() for line in captured.getvalue().rstrip().splitlines())
-    return f"{head}{_BEGIN}\n```text\n{output}\n```\n{_END}{tail}"
+    new = f"\n```text\n{output}\n```\n"
+    return f"{head}{_BEGIN}{old if shape(old) == shape(new) else new}{_END}{tail}"
 
 
 def architecture(text: str) -> str:
@@ -85,20 +97,23 @@ def architecture(text: str) -> str:
     return "\n".join([f"{head}\n## Files\n", intro, *lines, "", f"## {tail}"])
 
 
-def pages() -> dict[Path, str]:
-    """Return each generated page with the text it should have."""
+def pages(picture: Path | None = None) -> dict[Path, str]:
+    """Return each generated page with the text it should have, and draw the picture of README.md."""
     front, map_page = ROOT / "README.md", ROOT / "docs" / "architecture.md"
     return {
         map_page: architecture(map_page.read_text(encoding="utf-8")),
         ROOT / "docs" / "cli.md": cli_reference(),
         ROOT / "docs" / "results.md": results(),
-        front: readme(front.read_text(encoding="utf-8")),
+        front: readme(front, picture),
     }
 
 
 def main(arguments: list[str]) -> int:
     """Rewrite the pages, or only compare them."""
-    stale = {path: text for path, text in pages().items() if not path.is_file() or path.read_text("utf-8") != text}
+    picture = None if "--check" in arguments else ROOT / "docs" / "barrier.png"
+    stale = {
+        path: text for path, text in pages(picture).items() if not path.is_file() or path.read_text("utf-8") != text
+    }
     for path, text in stale.items():
         if "--check" not in arguments:
             path.write_text(text, encoding="utf-8")

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         Alignment,
         Exchangeability,
         Persistence,
+        Transpositions,
         align,
         balance,
         barrier,
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
         exchangeability,
         expected_transpositions,
         imbalance,
+        loss_plane,
         match,
         match_activations,
         merge,
         persistence,
+        population_map,
         transpositions,
         uniformity,
     )
@@ -46,7 +49,7 @@ if TYPE_CHECKING:
         mean_of_pairs,
         same_run_share,
     )
-    from onebasin.functional import global_seed, losses
+    from onebasin.functional import columns, global_seed, losses
     from onebasin.inference import (
         HMC,
         MCLMC,
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
         LearnedNoise,
         Method,
         Mixing,
+        WeightDiagnostics,
         approximate,
         chain_rows,
         derived,
@@ -67,6 +71,7 @@ if TYPE_CHECKING:
         generator,
         mixing,
         sample,
+        weight_diagnostics,
     )
     from onebasin.population import Population, write_archives
     from onebasin.posterior import (
@@ -79,6 +84,7 @@ if TYPE_CHECKING:
         fidelity,
         fit,
         fit_scales,
+        layer_map,
         load_posterior,
         orbit_log_density,
         predict,
@@ -91,6 +97,7 @@ if TYPE_CHECKING:
         stitch,
         transfer,
     )
+    from onebasin.reporting import Result, report
     from onebasin.state import State, interpolate
     from onebasin.symmetry import Element, Leg, Proof, Space, Symmetry, discover, verify
 
@@ -99,6 +106,7 @@ _HOMES = {
         "Alignment",
         "Exchangeability",
         "Persistence",
+        "Transpositions",
         "align",
         "balance",
         "barrier",
@@ -109,10 +117,12 @@ _HOMES = {
         "exchangeability",
         "expected_transpositions",
         "imbalance",
+        "loss_plane",
         "match",
         "match_activations",
         "merge",
         "persistence",
+        "population_map",
         "transpositions",
         "uniformity",
     ),
@@ -131,6 +141,7 @@ _HOMES = {
         "same_run_share",
     ),
     "functional": (
+        "columns",
         "global_seed",
         "losses",
     ),
@@ -146,6 +157,7 @@ _HOMES = {
         "LearnedNoise",
         "Method",
         "Mixing",
+        "WeightDiagnostics",
         "approximate",
         "chain_rows",
         "derived",
@@ -154,6 +166,7 @@ _HOMES = {
         "generator",
         "mixing",
         "sample",
+        "weight_diagnostics",
     ),
     "population": (
         "Population",
@@ -169,6 +182,7 @@ _HOMES = {
         "fidelity",
         "fit",
         "fit_scales",
+        "layer_map",
         "load_posterior",
         "orbit_log_density",
         "predict",
@@ -180,6 +194,10 @@ _HOMES = {
         "resized",
         "stitch",
         "transfer",
+    ),
+    "reporting": (
+        "Result",
+        "report",
     ),
     "state": (
         "State",
@@ -224,10 +242,13 @@ __all__ = [
     "Posterior",
     "Proof",
     "Resampled",
+    "Result",
     "Side",
     "Space",
     "State",
     "Symmetry",
+    "Transpositions",
+    "WeightDiagnostics",
     "align",
     "approximate",
     "balance",
@@ -237,6 +258,7 @@ __all__ = [
     "canonicalize",
     "carried",
     "chain_rows",
+    "columns",
     "correlation_of_pairs",
     "data",
     "derived",
@@ -259,7 +281,9 @@ __all__ = [
     "global_seed",
     "imbalance",
     "interpolate",
+    "layer_map",
     "load_posterior",
+    "loss_plane",
     "losses",
     "match",
     "match_activations",
@@ -270,12 +294,14 @@ __all__ = [
     "orbit_log_density",
     "parallel",
     "persistence",
+    "population_map",
     "predict",
     "prior_shares",
     "prune",
     "pruning_curve",
     "refine",
     "remove_units",
+    "report",
     "reporting",
     "resized",
     "same_run_share",
@@ -286,6 +312,7 @@ __all__ = [
     "transpositions",
     "uniformity",
     "verify",
+    "weight_diagnostics",
     "write_archives",
 ]
 

@@ -85,6 +85,10 @@ class OnebasinWarning(UserWarning):
     """Anything that onebasin does although the result may not be what was meant."""
 
 
+class SlowWarning(OnebasinWarning):
+    """Why does it take so long? Torch cannot run several of these networks at once, so they run one by one."""
+
+
 class StatisticsWarning(OnebasinWarning):
     """Where do running statistics come from? Networks compute with statistics that are not their own."""
 

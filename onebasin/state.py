@@ -16,7 +16,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import SpecError
+from onebasin.errors import InputError, SpecError
 
 State: TypeAlias = dict[str, Tensor]
 
@@ -71,6 +71,12 @@ def as_state(network: Mapping[str, Tensor] | nn.Module) -> State:
     """
     if isinstance(network, nn.Module):
         return state_of(network)
+    given: object = network
+    if not isinstance(given, Mapping):
+        raise InputError(
+            f"expected a network as a state dict or a module, found {type(given).__name__}: give a module, or one "
+            "member of a population, as population[0]"
+        )
     spec_of(network)  # refuses what is no tensor
     return {name: tensor.detach() for name, tensor in network.items()}
 
@@ -211,7 +217,10 @@ def check_spec(found: Mapping[str, TensorSpec], expected: Mapping[str, TensorSpe
         raise SpecError(f"{where} has other shapes: {_listed(rows)}; use networks of one architecture and width")
     wrong = [name for name in expected if found[name].dtype != expected[name].dtype]
     rows = [f"{name} is {dtype_name(found[name].dtype)}, not {dtype_name(expected[name].dtype)}" for name in wrong]
-    raise SpecError(f"{where} has other dtypes: {_listed(rows)}; convert it first with .to(dtype)")
+    raise SpecError(
+        f"{where} has other dtypes: {_listed(rows)}; convert it first with .to(dtype), or "
+        "open files with dtype= (on the command line --dtype)"
+    )
 
 
 def check_finite(state: Mapping[str, Tensor], *, where: str) -> None:

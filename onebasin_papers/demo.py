@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import onebasin as ob
 from onebasin_papers.numbers import estimate_number, mean_error
-from onebasin_papers.study import Part, Problem, Settings, Study, Workspace, digits_problem
+from onebasin_papers.problems import Problem, digits_problem
+from onebasin_papers.study import Part, Settings, Study, Workspace
 
 report = ob.reporting
 

@@ -33,7 +33,7 @@ def mean_number(
     """Mean and standard error of runs, in units of 1 / `scale`.
 
     >>> mean_number([0.5, 0.7], 62.0, scale=100)
-    Number(value=60.0, error=10.0, published=62.0, note='')
+    Number(value=60.0, error=10.0, published=62.0, note='', low=None, high=None)
     """
     mean, error = mean_error([scale * value for value in values])
     return report.Number(_rounded(mean), None if error is None else _rounded(error), published, note)

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import platform
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,55 +14,15 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import onebasin as ob
-
-
-@dataclass(frozen=True, eq=False)
-class Problem:
-    """Data for one architecture.
-
-    Attributes:
-        name: for tables.
-        model: the architecture; its own weights mean nothing.
-        train, test: (inputs, class numbers).
-        outside: inputs of another kind, for the detection of what was never seen.
-        outside_name: what they are, in words.
-    """
-
-    name: str
-    model: nn.Module
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-    outside: Tensor
-    outside_name: str
-
-
-def mlp(*widths: int) -> nn.Sequential:
-    """Linear layers with relu between them."""
-    with ob.global_seed(0):
-        layers: list[nn.Module] = [nn.Linear(widths[0], widths[1])]
-        for before, after in pairwise(widths[1:]):
-            layers += [nn.ReLU(), nn.Linear(before, after)]
-    return nn.Sequential(*layers).eval()
-
-
-def digits_problem(*hidden: int, seed: int = 0) -> Problem:
-    """The embedded digits, three quarters for training; outside are patches of two photographs.
-
-    Args:
-        *hidden: widths of the hidden layers.
-        seed: of the division into training and test.
-    """
-    train, test = ob.data.split(*ob.data.digits(), test=0.25, seed=seed)
-    return Problem("digits", mlp(64, *hidden, 10), train, test, ob.data.photographs(), "patches of photographs")
-
+from onebasin_papers.own import own_summary, own_title, without_published
+from onebasin_papers.problems import Own
 
 report = ob.reporting
 
@@ -101,13 +62,19 @@ class Workspace(Generic[_Settings]):
         seed: from which all random numbers derive.
         folder: of the run; networks are kept below it.
         progress: moves the bar of the part that is running.
+        own: what the user brings in place of the paper's, and beside it.
     """
 
     settings: _Settings
     seed: int
     folder: Path
     progress: Progress = lambda done, total, doing: None
+    own: Own = field(default_factory=Own)
     _cache: dict[str, Any] = field(default_factory=dict)
+
+    def to_record(self) -> dict[str, Any]:
+        """Everything that decides results."""
+        return {**self.settings.to_record(), **self.own.words, "seed": self.seed}
 
     def cached(self, name: str, make: Callable[[], _Value]) -> _Value:
         """What `make` gives, made once in this process: problems, symmetries, aligned populations."""
@@ -137,6 +104,34 @@ class Workspace(Generic[_Settings]):
 
         return self.cached(f"networks/{name}", draw)
 
+    def sample_own(
+        self, title: str, name: str, draws: int, trained: Callable[[], ob.Population], **options: Any
+    ) -> ob.Population:
+        """Draw networks by one of the user's methods, as many per chain as the methods of the paper draw.
+
+        Args:
+            title: of the method in `own.methods`.
+            name: of the population.
+            draws: networks of each chain, where the method has an option of that name.
+            trained: gives networks that a method without `epochs`, which trains none itself, begins at.
+            **options: `model`, `data` and keywords of `ob.sample`.
+
+        Raises:
+            ModelError: the user's code fails.
+        """
+        method: Any = self.own.methods[title]
+        if "draws" in getattr(method, "__dataclass_fields__", {}):
+            method = dataclasses.replace(method, draws=draws)
+        start: Any = "fresh" if hasattr(method, "epochs") else trained()
+        try:
+            return self.sample(f"own-{file_name(title)}-{name}", method=method, start=start, **options)
+        except ob.errors.OnebasinError:
+            raise
+        except Exception as error:
+            raise ob.errors.ModelError(
+                f"the method {title} raised {type(error).__name__}: {error}; try it alone with onebasin sample --debug"
+            ) from error
+
     def seed_for(self, *name: str | int) -> int:
         """A seed for a purpose, where one is asked for: 31 bits, which every generator takes."""
         return ob.derived(self.seed, *name) >> 32
@@ -146,7 +141,17 @@ class Workspace(Generic[_Settings]):
         return ob.generator(self.seed, *name)
 
 
+def file_name(title: str) -> str:
+    """A title as the name of a folder.
+
+    >>> file_name("Walk (slow)")
+    'walk-slow'
+    """
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
 _PACKAGES = ("onebasin", "torch", "numpy", "scipy", "scikit-learn")
+LEFT_OUT = "Left out:"  # how the text of a part begins that a user's problem does not allow
 PARTS = "parts"  # folder of the parts that are done
 SETTINGS_FILE = "plan.json"  # marks the folder of a run, and says of which
 
@@ -159,11 +164,15 @@ class Part:
         name: a word, lower case with hyphens: the section's name, and what `--only` takes.
         title: the question, as the section's title.
         run: computes the answer. The section that it returns needs no command and no seconds.
+        keys: the settings that it reads, for people who change them.
+        obstacle: why it cannot be run on a user's problem; "" where it can.
     """
 
     name: str
     title: str
     run: Callable[[Workspace[Any]], report.Section]
+    keys: tuple[str, ...] = ()
+    obstacle: Callable[[Workspace[Any]], str] = lambda workspace: ""
 
 
 @dataclass(frozen=True)
@@ -223,7 +232,7 @@ def run_study(
             tell(f"{part.name}: {part.title}")
             began = time.perf_counter()
             with watch(part.name) if watch else nullcontext(workspace.progress) as workspace.progress:
-                section = part.run(workspace)
+                section = answer(part, workspace)
             seconds = time.perf_counter() - began
             again = f"{command} --only {part.name}"
             _save_part(workspace.folder, part, replace(section, name=part.name, command=again, seconds=seconds))
@@ -232,11 +241,14 @@ def run_study(
     sections = [section for section in finished if section is not None]
     record = report.Record(
         study.name,
-        study.title,
-        tuple(study.summarise(sections)),
+        own_title(study.title, workspace.own),
+        (
+            *own_summary(workspace.own),
+            *study.summarise([one for one in sections if not one.text[0].startswith(LEFT_OUT)]),
+        ),
         tuple(sections),
         command,
-        {**workspace.settings.to_record(), "seed": workspace.seed},
+        workspace.to_record(),
         {name: version(name) for name in _PACKAGES} | {"python": platform.python_version()},
         study.terms,
         sum(section.seconds for section in sections),
@@ -245,11 +257,20 @@ def run_study(
     return record
 
 
+def answer(part: Part, workspace: Workspace[Any]) -> report.Section:
+    """The section of a part; on a user's problem without published numbers, or with the reason why there is none."""
+    if workspace.own.problem is None:
+        return part.run(workspace)
+    if reason := part.obstacle(workspace):
+        return report.Section(part.name, part.title, (f"{LEFT_OUT} {reason}.",))
+    return without_published(part.run(workspace))
+
+
 def _claim_folder(study: Study, workspace: Workspace[Any], fresh: bool) -> None:
     """Mark the folder as that of this run, or refuse one of another."""
     folder = workspace.folder
     ob.storage.make_folder(folder)
-    wanted = {"study": study.name, **workspace.settings.to_record(), "seed": workspace.seed, "torch": version("torch")}
+    wanted = {"study": study.name, **workspace.to_record(), "torch": version("torch")}
     file = folder / SETTINGS_FILE
     ours = file.is_file()
     if not ours and any(folder.iterdir()):

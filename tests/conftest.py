@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from onebasin.cli import progress
 from onebasin.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,8 +31,9 @@ def restored_imports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
     """The command line, called with arguments: exit code, what it printed, what it complained about."""
+    monkeypatch.setattr(progress, "EVERY", 1e6)  # no lines of progress, however slow the machine
 
     def call(*arguments: Any) -> tuple[int, str, str]:
         code = main([str(argument) for argument in arguments])

@@ -14,6 +14,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+
 from onebasin.cli.main import group, main
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -63,6 +66,14 @@ def blocks(page: Path) -> Iterator[Block]:
 def run_python(block: Block, names: dict[str, object]) -> None:
     """Errors name the page and the line in it."""
     exec(compile("\n" * block.line + block.code, str(block.page), "exec"), names)
+
+
+def drawn() -> Iterator[Figure]:
+    """The figures that code has left open, each closed afterwards."""
+    for number in plt.get_fignums():
+        figure = plt.figure(number)
+        yield figure
+        plt.close(figure)
 
 
 def commands(block: Block) -> Iterator[list[str]]:

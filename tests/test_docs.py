@@ -1,19 +1,23 @@
 """The documentation tells the truth: generated pages are current, the example runs, links lead somewhere."""
 
 import importlib.util
+import os
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import click
 import pytest
+from PIL import Image
 
 import onebasin
 from onebasin.cli.main import group
 from onebasin.functional.call import global_seed
-from tests.page_blocks import LANGUAGES, ROOT, appears, blocks, commands, run_command, run_python, shape
+from tests.page_blocks import LANGUAGES, ROOT, appears, blocks, commands, drawn, run_command, run_python, shape
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 SOURCES = [
@@ -22,7 +26,9 @@ SOURCES = [
     for path in sorted((ROOT / folder).rglob("*"))
     if path.is_file() and path.suffix in {".py", ".md", ".toml", ".txt", ".json", ""}
 ] + [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("*.t*")), ROOT / "Makefile"]
-RUN = [page for page in PAGES if any(block.language in ("python", "sh") for block in blocks(page))]
+FRONT = ROOT / "README.md"  # run by its own test
+RUN = [page for page in PAGES if page != FRONT and any(block.language in ("python", "sh") for block in blocks(page))]
+GALLERY = ROOT / "docs" / "gallery.md"  # its first block prepares, every other one draws a picture
 FOREIGN = sorted({(page, block.needs) for page in RUN for block in blocks(page) if block.needs})
 
 
@@ -49,13 +55,22 @@ def test_the_list_of_files_is_current(generate: ModuleType) -> None:
     assert text == generate.architecture(text), "run make docs"
 
 
-def test_the_readme_example_runs_and_prints_what_the_readme_shows(generate: ModuleType) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    example = generate.readme_example(text)
-    assert len([line for line in example.splitlines() if line.strip()]) <= 12
-    fresh = generate.readme(text)
-    assert "same function: True" in fresh
-    assert text == fresh, "run make docs"
+def test_the_readme_example_is_short_and_makes_the_picture_and_the_output_that_it_shows(
+    generate: ModuleType, tmp_path: Path
+) -> None:
+    page, picture = FRONT, tmp_path / "made.png"
+    (example,) = (block for block in blocks(page) if block.language == "python")
+    assert all(block.line <= example.line for block in blocks(page) if block.language == "sh")  # all of it is run
+    assert len([line for line in example.code.splitlines() if line.strip()]) <= 12  # two imports, and ten lines
+    assert page.read_text(encoding="utf-8") == generate.readme(page, picture), "run make docs"
+    shown = ROOT / "docs" / "barrier.png"
+    assert image_size(picture) == image_size(shown), "run make docs"
+    assert shown.stat().st_size < 60_000
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.size
 
 
 @pytest.fixture
@@ -70,12 +85,16 @@ def run_page(page: Path, capsys: pytest.CaptureFixture[str], package: str = "") 
     """Run the blocks of a page in their order, those for another package only if it is this one."""
     names: dict[str, object] = {"__name__": "page"}
     printed = ""
+    entries = 0
     with global_seed(0):
         for block in blocks(page):
             if block.needs not in ("", package):
                 continue
             if block.language in ("python", "setup"):
                 run_python(block, names)
+                figures = len(list(drawn()))
+                entries += block.language == "python"
+                assert page != GALLERY or figures == (entries > 1), f"line {block.line}: one picture for each entry"
             elif block.language == "sh":
                 for words in commands(block):
                     run_command(words)
@@ -160,7 +179,7 @@ def test_the_check_mode_reports_a_stale_page(
 ) -> None:
     page = tmp_path / "page.md"
     monkeypatch.setattr(generate, "ROOT", tmp_path)
-    monkeypatch.setattr(generate, "pages", lambda: {page: "new\n"})
+    monkeypatch.setattr(generate, "pages", lambda picture: {page: "new\n"})
     assert generate.main(["--check"]) == 1
     assert not page.exists()
     assert "run make docs" in capsys.readouterr().out
@@ -175,7 +194,6 @@ def test_every_command_has_help_and_is_shown(name: str) -> None:
     assert command.help
     assert [option.name for option in command.params if isinstance(option, click.Option) and not option.help] == []
     assert f"onebasin {name}" in (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    assert name in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def anchors(page: Path) -> set[str]:
@@ -224,3 +242,38 @@ def test_names_in_the_glossary_stand_in_the_source() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "onebasin").rglob("*.py")))
     assert [name for name in names if not re.search(rf"\b{name}\b", source)] == []
     assert len(names) > 20 and entries == sorted(entries, key=str.lower)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; a warning of mkdocs is an error. The gallery may lack its pictures here."""
+    pytest.importorskip("mkdocs", reason="needs the extra onebasin[site]")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_site_needs_no_network(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 35
+    loaded = re.compile(r"<(?:script|link|img|iframe)[^>]*(?:src|href)=[\"']?(?:https?:)?//[^>]*>")
+    assert [found for page in pages for found in loaded.findall(page.read_text(encoding="utf-8"))] == []
+    assert "onebasin" in (site / "search" / "search_index.js").read_text(encoding="utf-8")
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    headings = {
+        name
+        for page in sorted((site / "reference").glob("*.html"))
+        for name in re.findall(r'class="doc doc-heading">\s*ob\.([\w.]+)', page.read_text(encoding="utf-8"))
+    }
+    packages = [name for name in onebasin.__all__ if (site / "reference" / f"{name}.html").is_file()]
+    assert set(packages) == {"data", "errors", "examples", "metrics", "parallel", "reporting", "storage"}
+    expected = set(onebasin.__all__) - set(packages)
+    for name in packages:
+        names = getattr(getattr(onebasin, name), "__all__", [])
+        expected |= {f"{name}.{inner}" for inner in names if inner not in onebasin.__all__}
+    assert expected - headings == set()

@@ -1,4 +1,4 @@
-"""Every example runs to its end, in less time than it promises, and prints what README.md shows."""
+"""Every example runs to its end, in less time than it promises, and prints what the tour shows."""
 
 import os
 import re
@@ -11,11 +11,12 @@ import pytest
 from onebasin.cli.main import main
 from tests.page_blocks import ROOT, appears, blocks
 
+USERS = ("researcher", "engineer", "student")
 STORIES = ("one_basin", "compact_posterior", "two_populations")
-MODELS = {"ani_1x": "network", "digits_cnn": "digits_cnn"}
+MODELS = {"ani_1x": "network", "digits_cnn": "digits_cnn", "own_problem": "cnn"}
 QUOTED = {
     block.note.removeprefix("output of "): block.code
-    for block in blocks(ROOT / "README.md")
+    for block in blocks(ROOT / "docs" / "tour.md")
     if block.note.startswith("output of examples/")
 }
 
@@ -28,19 +29,19 @@ def run_example(name: str, folder: Path) -> str:
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert list(folder.iterdir()) == []
     return done.stdout
 
 
 def test_all_examples_are_known_here() -> None:
-    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*STORIES, *MODELS}
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {*STORIES, *USERS, *MODELS}
     assert set(QUOTED) == {f"examples/{name}.py" for name in STORIES}
 
 
 @pytest.mark.parametrize("name", STORIES)
-def test_a_story_runs_and_prints_what_the_readme_shows(name: str, tmp_path: Path) -> None:
+def test_a_story_runs_and_prints_what_the_tour_shows(name: str, tmp_path: Path) -> None:
     shown, printed = QUOTED[f"examples/{name}.py"], run_example(name, tmp_path)
-    assert appears(shown, printed), f"README.md shows\n{shown}\nprinted was\n{printed}"
+    assert list(tmp_path.iterdir()) == []
+    assert appears(shown, printed), f"the tour shows\n{shown}\nprinted was\n{printed}"
     check = {"one_basin": one_basin_holds, "compact_posterior": compact_holds, "two_populations": populations_hold}[
         name
     ]
@@ -70,6 +71,19 @@ def populations_hold(text: str) -> None:
     assert one_raw > 4 * one_without > 0 and one_functions > 0.1
     assert 0.25 * one_without < one_runs
     assert one_diversity < diversity
+
+
+@pytest.mark.parametrize("name", USERS)
+def test_a_user_gets_a_page_and_a_picture(name: str, tmp_path: Path) -> None:
+    printed = run_example(name, tmp_path)
+    *_, last = printed.splitlines()
+    if name == "engineer":
+        _, mean, aligned = map(float, re.findall(r"cnn: ([\d.]+) of the digits wrong", printed))
+        assert aligned < mean / 2
+    page = tmp_path / last
+    assert page.name == "report.html"
+    assert page.read_text(encoding="utf-8").count("<figure") >= 3
+    assert [picture.stat().st_size > 5_000 for picture in page.parent.parent.glob("*.png")] == [True]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,10 +8,12 @@ from onebasin.alignment.barrier import BarrierReport, barrier, barrier_report
 from onebasin.alignment.canonical import FORM, FORM_SCALES, ORDERS, canonicalise, canonicalize
 from onebasin.alignment.exchangeability import Exchangeability, Persistence, exchangeability, persistence, uniformity
 from onebasin.alignment.layout import BlockLayout
+from onebasin.alignment.loss_plane import LossPlane, loss_plane
 from onebasin.alignment.match import MATCH_SCALES, Match, Overlap, match, polish, search, weights_of
 from onebasin.alignment.merge import merge, own_statistics
-from onebasin.alignment.repair import recalibrate, repair
-from onebasin.alignment.scale_posterior import scale_posterior
+from onebasin.alignment.population_map import PopulationMap, population_map
+from onebasin.alignment.repair import Repair, recalibrate, repair
+from onebasin.alignment.scale_posterior import ScalePosterior, scale_posterior
 from onebasin.alignment.transpositions import (
     Transpositions,
     element_with,
@@ -34,9 +36,13 @@ __all__ = [
     "BarrierReport",
     "BlockLayout",
     "Exchangeability",
+    "LossPlane",
     "Match",
     "Overlap",
     "Persistence",
+    "PopulationMap",
+    "Repair",
+    "ScalePosterior",
     "SpacePlacement",
     "Transpositions",
     "Vertex",
@@ -51,6 +57,7 @@ __all__ = [
     "expected_transpositions",
     "imbalance",
     "journal_of",
+    "loss_plane",
     "match",
     "match_activations",
     "merge",
@@ -58,6 +65,7 @@ __all__ = [
     "permutation_with",
     "persistence",
     "polish",
+    "population_map",
     "recalibrate",
     "repair",
     "scale_posterior",

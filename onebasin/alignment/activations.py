@@ -27,10 +27,23 @@ from torch import Tensor, nn
 
 from onebasin.alignment.assignment import Assignment, Vertex
 from onebasin.alignment.layout import BlockLayout
+from onebasin.alignment.match import match_record
 from onebasin.errors import InputError, SymmetryError
-from onebasin.functional import Activations, Call, Exponents, Inputs, Reader, Tap, batches, call_arguments
+from onebasin.functional import (
+    Activations,
+    Call,
+    Exponents,
+    Inputs,
+    Reader,
+    Tap,
+    batches,
+    call_arguments,
+    inputs_of,
+    select_output,
+)
+from onebasin.reporting import Record, Result
 from onebasin.state import State, as_spec, as_state, check_finite
-from onebasin.symmetry import Element, ExpandedElement, Leg, Space, Symmetry, labels, sources
+from onebasin.symmetry import Element, ExpandedElement, Leg, Space, Symmetry, labels, require_symmetry, sources
 
 TOLERANCE = 0.05  # relative error from which samples count as mixed: rounding stays far below, mixing comes near 1
 
@@ -210,7 +223,7 @@ def _splits(other: Tensor, columns: Tensor | None) -> bool:
 KINDS = ("uncentred", "centred", "correlation")
 BATCH = 1000
 ROUNDING = 32  # a spread of so many units in the last place of the mean is none
-Data = Inputs | Iterable[Inputs]
+Batches = Inputs | Iterable[Inputs]
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +249,7 @@ def activations(
     model: nn.Module,
     state: Mapping[str, Tensor],
     symmetry: Symmetry,
-    inputs: Data,
+    inputs: Batches,
     *,
     batch: int = BATCH,
     aligned: Collection[str] = (),
@@ -255,7 +268,7 @@ def activations(
     return read_batches(ActivationReader(model, symmetry, aligned).of(state), inputs, batch=batch)
 
 
-def read_batches(read: Callable[[Call], Activations], inputs: Data, *, batch: int = BATCH) -> Activations:
+def read_batches(read: Callable[[Call], Activations], inputs: Batches, *, batch: int = BATCH) -> Activations:
     """Read a network on all batches, and join the samples."""
     joined: dict[str, dict[Exponents, list[Tensor]]] = {}
     missing: dict[str, str] = {}
@@ -272,7 +285,7 @@ def cross_covariance(
     a: Mapping[str, Tensor],
     b: Mapping[str, Tensor],
     symmetry: Symmetry,
-    inputs: Data,
+    inputs: Batches,
     *,
     kind: str = "uncentred",
     batch: int = BATCH,
@@ -313,7 +326,7 @@ def cross_covariance(
     )
 
 
-def _calls(inputs: Data, batch: int) -> Iterator[Call]:
+def _calls(inputs: Batches, batch: int) -> Iterator[Call]:
     """Arguments of one pass after another."""
     if isinstance(inputs, Tensor | tuple | Mapping):
         yield from (call for _, call in batches(inputs, batch))
@@ -466,8 +479,8 @@ class ActivationFeatures:
         return None if still else vertex
 
 
-@dataclass(frozen=True, eq=False)
-class ActivationMatch:
+@dataclass(frozen=True, eq=False, repr=False)
+class ActivationMatch(Result):
     """The result of `match_activations`.
 
     Attributes:
@@ -481,6 +494,15 @@ class ActivationMatch:
     before: float
     after: float
     missing: Mapping[str, str]
+
+    def record(self) -> Record:
+        """Agreement of activations before and after, and how far units were moved."""
+        text = [f"The agreement of activations goes from {self.before:,.4g} to {self.after:,.4g}."]
+        text += [f"{name} stays where it is: {why}." for name, why in self.missing.items()]
+        pairs = {"agreement of activations": (self.before, self.after)}
+        values = {"before": self.before, "after": self.after, "missing": dict(self.missing)}
+        title = "Match of two networks by their activations"
+        return match_record("activation-match", title, text, pairs, self.element, values)
 
 
 def match_activations(
@@ -500,7 +522,7 @@ def match_activations(
         b: the network that moves. Neither is changed.
         symmetry: found by `discover` for the model. Scales are left as they are, and so are signs that activations do
             not show (before a batch norm).
-        inputs: a tensor, a tuple, a dict, or an iterable of batches.
+        inputs: as in `predict`, or another iterable of batches of inputs.
         kind: C[i, j] = sum_x a_i(x) b_j(x) as in paper 1 ("uncentred"), with means taken off ("centred"), or the
             correlation.
 
@@ -508,6 +530,9 @@ def match_activations(
         The element, and the agreement before and after. Spaces whose units show only once others are aligned take a
         second pass.
     """
+    select_output(model)
+    require_symmetry(symmetry)
+    inputs = inputs_of(inputs, model)
     layout = BlockLayout.of(symmetry)
     left, moved = as_state(a), as_state(b)
     for where, state in (("the first network", left), ("the second network", moved)):

@@ -39,19 +39,34 @@ from onebasin.alignment.layout import BlockLayout
 from onebasin.alignment.match import check_network, lightest
 from onebasin.alignment.transpositions import Transpositions, transpositions
 from onebasin.errors import InputError, StorageError
+from onebasin.functional import inputs_of
 from onebasin.parallel import Executor, Progress, executor_for, one_thread
-from onebasin.population import MANIFEST, Population, missing_shards, shard_tensors
+from onebasin.population import MANIFEST, Population, chain_series, check_population, missing_shards, shard_tensors
+from onebasin.reporting import (
+    Axis,
+    Column,
+    Figure,
+    Record,
+    Result,
+    Series,
+    Table,
+    cells_of,
+    largest_first,
+    one_panel,
+    result_record,
+    size_in,
+)
 from onebasin.state import State, as_state
-from onebasin.storage import is_taken, make_folder, read_tensors, real_path, write_tensors
-from onebasin.symmetry import Element, Symmetry
+from onebasin.storage import fingerprint, is_taken, make_folder, read_tensors, real_path, write_tensors
+from onebasin.symmetry import Element, Symmetry, require_symmetry
 
 REFERENCES = ("consensus", "first", "medoid")
 ALIGN_SCALES = ("balanced", "reference", "keep")
 Reference = str | Mapping[str, Tensor] | nn.Module
 
 
-@dataclass(frozen=True, eq=False)
-class Alignment:
+@dataclass(frozen=True, eq=False, repr=False)
+class Alignment(Result):
     """The result of `align`.
 
     Attributes:
@@ -100,12 +115,81 @@ class Alignment:
             )
         return apply_elements(companion, self.symmetry, self.elements, kind=kind, path=path)
 
-    def __repr__(self) -> str:
-        """One line: overlap before and after, sweeps, distance to the reference."""
-        return (
-            f"Alignment of {len(self.population)} networks: overlap {self.before:.6g} -> {self.objective:.6g} in "
-            f"{self.sweeps} sweeps, mean squared distance to the reference {float(self.residual.mean()):.6g}"
+    def record(self) -> Record:
+        """Agreement before and after, and for each network its distance to the reference and how far it was moved."""
+        members, chain, moves = len(self.population), self.population.chain, self.transpositions
+        distance, farthest = float(self.residual.mean()), int(self.residual.argmax())
+        title = f"Alignment of {members} networks"
+        text = [
+            f"The mean overlap of two networks goes from {self.before:.6g} to {self.objective:.6g}; network "
+            f"{farthest} is farthest from the reference, by a square of {float(self.residual[farthest]):.4g}.",
+            *moves.record().summary,
+            *(f"{name} stays where it is: {why}." for name, why in self.missing.items()),
+        ]
+        agreement = (
+            cells_of("mean overlap of two networks", self.before, self.objective),
+            cells_of("mean squared distance to the reference", None, distance),
         )
+        rows = (
+            cells_of(
+                str(member),
+                "" if chain is None else str(int(chain[member])),
+                float(self.residual[member]),
+                int(moves.total[member]),
+                int(moves.moves[member] - moves.total[member]),
+            )
+            for member in range(members)
+        )
+        places = range(members)
+        figures = [
+            one_panel(
+                "residual",
+                "How far is each network from the reference?",
+                f"{text[0]} Networks of one chain have one colour.",
+                "points",
+                "network, in the order of the population",
+                Axis("squared distance to the reference", low=0.0),
+                series=chain_series(places, chain, torch.arange(members), self.residual),
+            )
+        ]
+        if self.history:
+            figures.append(
+                one_panel(
+                    "sweeps",
+                    "Has the search ended?",
+                    f"{self.sweeps} sweeps; the last ones should gain nothing.",
+                    "lines",
+                    "sweep",
+                    "mean overlap of two networks",
+                    series=(Series("", tuple(map(float, range(1, len(self.history) + 1))), self.history),),
+                )
+            )
+        figures += [item for item in moves.record().items if isinstance(item, Figure)]
+        return result_record(
+            "alignment",
+            title,
+            text,
+            (
+                Table("agreement", "How well do the networks agree?", _AGREEMENT, agreement),
+                Table("members", "How far was each network moved?", _MEMBERS, tuple(largest_first(rows, size_in(2)))),
+                *figures,
+            ),
+            values={
+                **{"before": self.before, "objective": self.objective, "sweeps": self.sweeps},
+                **{"history": self.history, "residual": self.residual.tolist(), "missing": dict(self.missing)},
+                **{"chain": None if chain is None else chain.tolist(), "moves": moves.record().values},
+            },
+        )
+
+
+_AGREEMENT = (Column("", "what is compared"), Column("before", digits=4), Column("after", digits=4))
+_MEMBERS = (
+    Column("network"),
+    Column("chain"),
+    Column("squared distance", "to the reference, after alignment", digits=4),
+    Column("swaps", "of two units, all spaces together", digits=0),
+    Column("flips", "signs that were turned", digits=0),
+)
 
 
 def align(
@@ -142,7 +226,7 @@ def align(
         sweeps: largest number of sweeps of a consensus.
         tolerance: stop when a sweep gains less than this part of the overlap; 0 goes on until no member moves.
         model: the function, for by="activations".
-        inputs: what it is run on, for by="activations": a tensor, a tuple, a dict, or a list of batches.
+        inputs: what it is run on, for by="activations": as in `predict`, or a list of batches.
         kind: for by="activations", "uncentred" (as paper 1), "centred" or "correlation".
         workers: processes on this machine; without effect on the result.
         executor: "local" or the address of a Ray cluster, or an open executor.
@@ -157,6 +241,10 @@ def align(
         InputError: an option cannot be used, or `path` holds something else.
         SpecError: members do not fit the symmetry, or hold NaN.
     """
+    check_population(population)
+    require_symmetry(symmetry)
+    if model is not None and inputs is not None:
+        inputs = inputs_of(inputs, model)
     network = None if isinstance(reference, str) else as_state(reference)
     settings = AlignSettings(
         reference=reference if isinstance(reference, str) else None,
@@ -171,7 +259,7 @@ def align(
     )
     settings.check()
     _check_networks(population, symmetry, network, path)
-    with one_thread(), executor_for({"workers": workers, "executor": executor}) as opened:
+    with one_thread(), executor_for(workers, executor) as opened:
         current = AlignmentState(population, symmetry)
         journal = Journal(None if path is None else Path(path), current, current.check(opened), settings.key())
         run = _Run(current, settings, journal, opened, progress)
@@ -245,11 +333,6 @@ def _check_networks(
     population: Population, symmetry: Symmetry, network: State | None, path: str | os.PathLike[str] | None
 ) -> None:
     """Raise unless there are networks, the reference fits them, and the path is free or belongs to this result."""
-    if not isinstance(population, Population):
-        raise InputError(
-            f"expected a Population, found {type(population).__name__}: make one with Population.from_models or "
-            "Population.from_states"
-        )
     if not len(population):
         raise InputError("expected at least one network to align, found an empty population")
     if network is not None:
@@ -417,7 +500,7 @@ class Journal:
         self.path = None if path is None else journal_of(path)
         self.current = current
         identity = [population, current.symmetry.to_json(), settings]
-        self.key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        self.key = fingerprint(identity)
         self._last = time.monotonic()
 
     def resume(self) -> SweepProgress:

@@ -28,7 +28,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -39,7 +39,19 @@ from torch import Tensor, nn
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
 from onebasin.errors import InputError, SpecError
 from onebasin.parallel import Executor, Progress, executor_for, one_thread
-from onebasin.population import Population, block_members, map_blocks
+from onebasin.population import Population, block_members, chain_series, map_blocks
+from onebasin.reporting import (
+    Axis,
+    Column,
+    Record,
+    Result,
+    Series,
+    Table,
+    cells_of,
+    largest_first,
+    one_panel,
+    result_record,
+)
 from onebasin.state import State, is_statistic
 from onebasin.symmetry import Element, ExpandedElement, Symmetry, apply_block
 
@@ -908,8 +920,8 @@ class DeadUnit:
         return f"member {self.member}, {self.space}, unit {place}: {self.reason}"
 
 
-@dataclass(frozen=True, eq=False)
-class Balanced:
+@dataclass(frozen=True, eq=False, repr=False)
+class Balanced(Result):
     """Networks at the point of least mass of their orbits.
 
     Attributes:
@@ -920,6 +932,7 @@ class Balanced:
         imbalance: largest |in - out| / (in + out) over units that the last sweep met (members,).
         dead: units whose scale has no best value.
         fixed: one sentence for every direction without a minimum, and how it was held.
+        layers: tensor -> its part of both masses, (members, 2): before and after.
         population: the result, of a population.
         state: the result, of one network.
     """
@@ -931,6 +944,7 @@ class Balanced:
     imbalance: Tensor
     dead: tuple[DeadUnit, ...]
     fixed: tuple[str, ...]
+    layers: Mapping[str, Tensor] = field(default_factory=dict)
     population: Population | None = None
     state: State | None = None
 
@@ -955,13 +969,96 @@ class Balanced:
 
     def __str__(self) -> str:
         """The profile, what was fixed, and the first dead units."""
+        return "\n".join([self._head, self.profile(), *self._remarks])
+
+    @property
+    def _head(self) -> str:
         count = len(self.mass_before)
         head = f"{count} network{'s' if count != 1 else ''} balanced in at most {int(self.sweeps.max())} sweeps"
-        lines = [f"{head}, imbalance at most {float(self.imbalance.max()):.0e}", self.profile(), *self.fixed]
-        lines += [f"dead: {unit}" for unit in self.dead[:_SHOWN]]
-        if len(self.dead) > _SHOWN:
-            lines.append(f"... and {len(self.dead) - _SHOWN} more dead units")
-        return "\n".join(lines)
+        return f"{head}, imbalance at most {float(self.imbalance.max()):.0e}"
+
+    @property
+    def _remarks(self) -> list[str]:
+        lines = [*self.fixed, *(f"dead: {unit}" for unit in self.dead[:_SHOWN])]
+        more = len(self.dead) - _SHOWN
+        return [*lines, f"... and {more} more dead units"] if more > 0 else lines
+
+    def record(self) -> Record:
+        """Masses over members and by tensor, before and after."""
+        mean = float(self.excess.mean())
+        text = (f"The networks were {mean:.2f} % heavier than their functions need, on average.", *self._remarks)
+        masses = tuple(
+            cells_of(name, *map(float, (values.min(), values.mean(), values.max())))
+            for name, values in (
+                ("mass before", self.mass_before),
+                ("mass after", self.mass_after),
+                ("excess in %", self.excess),
+            )
+        )
+        layers = [(name, *values.mean(0).tolist()) for name, values in self.layers.items()]
+        rows = tuple(
+            cells_of(name, before, after, after / before if before else None)
+            for name, before, after in largest_first(layers, lambda layer: layer[1])
+        )
+        shown = largest_first(layers, lambda layer: layer[1], _BARS)[:_BARS]
+        places = tuple(map(float, range(len(shown))))
+        figures = [
+            one_panel(
+                "layers",
+                "Which tensors carry the mass?",
+                f"{text[0]} Sums of squares by tensor, averaged over networks."
+                + (f" The {_BARS} heaviest of {len(layers)} tensors." if len(layers) > _BARS else ""),
+                "bars",
+                Axis("", names=tuple(name for name, _, _ in shown)),
+                "sum of squared weights",
+                series=(
+                    Series("before", places, tuple(before for _, before, _ in shown)),
+                    Series("after", places, tuple(after for _, _, after in shown)),
+                ),
+            ),
+            one_panel(
+                "excess",
+                "How much too heavy was each network?",
+                text[0],
+                "points",
+                "network, in the order of the population",
+                "excess mass before (%)",
+                series=chain_series(
+                    range(len(self.excess)),
+                    None if self.population is None else self.population.chain,
+                    torch.arange(len(self.excess)),
+                    self.excess,
+                ),
+            ),
+        ]
+        return result_record(
+            "balance",
+            self._head,
+            text,
+            (
+                Table("masses", "How heavy are the networks?", _MASSES, masses),
+                Table("layers-table", "Where is the mass?", _LAYERS, rows),
+                *figures,
+            ),
+            values={
+                **{name: getattr(self, name).tolist() for name in ("mass_before", "mass_after", "sweeps", "imbalance")},
+                **{"layers": {name: values.tolist() for name, values in self.layers.items()}},
+                **{"excess": self.excess.tolist(), "dead": [str(unit) for unit in self.dead], "fixed": self.fixed},
+            },
+        )
+
+
+_BARS = 20  # tensors of a figure
+_MASSES = (
+    Column("", "sum of squared weights, and by how many percent it was too large"),
+    *(Column(name, digits=4) for name in ("least", "mean", "most")),
+)
+_LAYERS = (
+    Column("tensor"),
+    Column("mass before", "mean over networks", digits=4),
+    Column("mass after", "mean over networks", digits=4),
+    Column("ratio", "after over before"),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -1082,15 +1179,19 @@ def balance(
     if not isinstance(what, Population):
         if path is not None:
             raise InputError("path= is for populations, found one network: save the state of the result yourself")
-        balanced = balancer.join([balancer.solve({name: tensor[None] for name, tensor in what.items()}, 0)])
-        element = balanced.element.member(0)
-        return replace(balanced, element=element, state=symmetry.apply(element, what))
+        stacked = {name: tensor[None] for name, tensor in what.items()}
+        result = balancer.solve(stacked, 0)
+        element = balancer.element(result).member(0)
+        state = symmetry.apply(element, what)
+        layers = balancer.layers(stacked, {name: tensor[None] for name, tensor in state.items()})
+        return replace(balancer.join([replace(result, layers=layers)]), element=element, state=state)
     if not len(what):
         raise InputError("expected a population of at least one network, found none: give networks to balance")
 
     def move(stacked: State, start: int, beside: None) -> tuple[State, BlockResult]:
         result = balancer.solve(stacked, start)
-        return apply_block(ExpandedElement(symmetry, balancer.element(result)), stacked, 0, "value"), result
+        moved = apply_block(ExpandedElement(symmetry, balancer.element(result)), stacked, 0, "value")
+        return moved, replace(result, layers=balancer.layers(stacked, moved))
 
     def report(done: int, members: int) -> None:
         if progress is not None:
@@ -1098,7 +1199,7 @@ def balance(
 
     small, large = (block_members(what.spec, size) for size in (_SMALL_BLOCK, _LARGE_BLOCK))
     size, folder = min(large, max(small, _FEW)), None if path is None else Path(path)
-    with executor_for({"workers": workers, "executor": executor}) as opened:
+    with executor_for(workers, executor) as opened:
         moved = map_blocks(what, move, opened, path=folder, size=size, progress=report)
     return replace(balancer.join(moved.notes), population=moved.population)
 
@@ -1114,13 +1215,14 @@ def balancing_scales(layout: BlockLayout, stacked: Mapping[str, Tensor]) -> Elem
 
 @dataclass(frozen=True, eq=False)
 class BlockResult:
-    """Masses (M,), scales, dead units and held directions of one block of members."""
+    """Masses (M,), scales, dead units, held directions and masses by tensor (M, 2) of one block of members."""
 
     before: Tensor
     after: Tensor
     minimum: Minimum
     dead: tuple[DeadUnit, ...]
     fixed: Counter[tuple[int, str]]
+    layers: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class Balancer:
@@ -1173,6 +1275,17 @@ class Balancer:
             factors[gauge.generator] = logs.exp().cpu().reshape(factors[gauge.generator].shape)
         return element
 
+    def layers(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Tensor -> sum of its squares in each of stacked networks, before and after, (M, 2) float64."""
+        counted = [name for name, value in before.items() if value.is_floating_point() and _counts(name, self.biases)]
+        return {
+            name: torch.stack(
+                [part[name].detach().double().square().flatten(1).sum(1).cpu() for part in (before, after)], 1
+            )
+            for name in counted
+            if name in self.layout.block_layout.symmetry.shapes
+        }
+
     def join(self, blocks: list[BlockResult]) -> Balanced:
         """The result for all members, laid end to end."""
         return Balanced(
@@ -1183,4 +1296,5 @@ class Balancer:
             torch.cat([block.minimum.imbalance for block in blocks]).cpu(),
             tuple(unit for block in blocks for unit in block.dead),
             sentences(self.layout, sum((block.fixed for block in blocks), start=Counter())),
+            {name: torch.cat([block.layers[name] for block in blocks]) for name in blocks[0].layers},
         )

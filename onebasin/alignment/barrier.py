@@ -21,19 +21,45 @@ from torch import Tensor, nn
 from onebasin.alignment.match import match
 from onebasin.alignment.repair import Repair, blend, recalibrate, repair, unit_statistics
 from onebasin.errors import InputError
-from onebasin.functional import BATCH, Inputs, Loss, Score, losses, score, wide_outputs
+from onebasin.functional import (
+    BATCH,
+    Data,
+    Inputs,
+    Loss,
+    OutputPart,
+    Score,
+    losses,
+    pair_of,
+    score,
+    select_output,
+    wide_outputs,
+)
 from onebasin.metrics import COLDEST, best_temperature
+from onebasin.parallel import Progress
+from onebasin.reporting import (
+    Axis,
+    Column,
+    Figure,
+    Number,
+    Panel,
+    Record,
+    Result,
+    Series,
+    Table,
+    cells_of,
+    result_record,
+)
 from onebasin.state import State, as_state, check_state, interpolate, spec_of
 from onebasin.symmetry import Symmetry
 
 Network = Mapping[str, Tensor] | nn.Module
-Data = tuple[Inputs, Tensor]
+Pair = tuple[Inputs, Tensor]
 Correct = Callable[[State, float], State]  # (network at t, t) -> the same, corrected
 Scorer = Callable[[State, float], Sequence[Score]]  # (network at t, t) -> its scores, one for each set of data
 
 
-@dataclass(frozen=True, eq=False)
-class Barrier:
+@dataclass(frozen=True, eq=False, repr=False)
+class Barrier(Result):
     """Loss and error along the path, on one set of data.
 
     Attributes:
@@ -70,15 +96,63 @@ class Barrier:
         """Error in the middle minus the mean of the ends."""
         return None if self.error is None else _above_mean(self.error)
 
-    def __str__(self) -> str:
-        """A table."""
-        lines = [f"{'':<16}  {'loss barrier':>12}  {'midpoint':>9}  {'error barrier':>13}"]
-        for name, path in (("as given", self), ("aligned", self.aligned)):
-            for where, curve in (("train", path), ("test", path.test if path else None)):
-                if curve:
-                    error = "-" if curve.error_max is None else f"{curve.error_max:.4f}"
-                    lines.append(f"{name + ', ' + where:<16}  {curve.max:>12.4f}  {curve.midpoint:>9.4f}  {error:>13}")
-        return "\n".join(lines)
+    @property
+    def curves(self) -> dict[str, Barrier]:
+        """The paths that were measured, by name: "as given" and "aligned"; with test data also which data."""
+        paths = {name: path for name, path in (("as given", self), ("aligned", self.aligned)) if path is not None}
+        if self.test is None:
+            return paths
+        pairs = {f"{name}, {where}": curve for name, path in paths.items()
+                 for where, curve in (("train", path), ("test", path.test)) if curve is not None}  # fmt: skip
+        return pairs
+
+    def record(self) -> Record:
+        """A table of barriers, and loss and error along the path."""
+        rows = tuple(
+            (name, Number(curve.max), Number(curve.midpoint), Number(curve.error_max))
+            for name, curve in self.curves.items()
+        )
+        aligned = "" if self.aligned is None else f", and {self.aligned.max:.4f} once the second network is aligned"
+        text = f"The loss rises to {self.max:.4f} above the chord between both networks{aligned}."
+        if self.aligned is not None and self.aligned.max > self.max:
+            text += " Alignment does not help here: see what match says of how much the networks have in common."
+        panels = tuple(
+            Panel("lines", "", Axis("way from the first network to the second"), Axis(what), self._series(what))
+            for what in ("loss", "error")
+            if getattr(self, what) is not None
+        )
+        return result_record(
+            "barrier",
+            "Loss barrier between two networks",
+            text,
+            (
+                Table("barriers", "Barriers of the straight path", _BARRIERS, rows),
+                Figure("path", "What is the loss on the way?", text, panels),
+            ),
+            values={name: {"t": c.t.tolist(), "loss": c.loss.tolist(), "error": None if c.error is None else
+                           c.error.tolist(), "max": c.max, "midpoint": c.midpoint, "error_max": c.error_max}
+                    for name, c in self.curves.items()},
+        )  # fmt: skip
+
+    def _series(self, what: str) -> tuple[Series, ...]:
+        return tuple(
+            Series(
+                name,
+                tuple(curve.t.tolist()),
+                tuple(getattr(curve, what).tolist()),
+                shade=int(name.startswith("aligned")),
+                dashed=name.endswith("test"),
+            )
+            for name, curve in self.curves.items()
+        )
+
+
+_BARRIERS = (
+    Column("path"),
+    Column("loss barrier", "highest loss above the chord between the ends", "lower", 4),
+    Column("midpoint", "loss in the middle minus the mean of the ends", "lower", 4),
+    Column("error barrier", "highest error above the chord between the ends", "lower", 4),
+)
 
 
 def barrier(
@@ -87,12 +161,14 @@ def barrier(
     b: Network,
     data: Data,
     *,
+    output: OutputPart = None,
     points: int = 25,
     symmetry: Symmetry | None = None,
     test: Data | None = None,
     variance: str | None = None,
     loss: Loss = "cross-entropy",
     batch: int = BATCH,
+    progress: Progress | None = None,
 ) -> Barrier:
     """Measure loss and error along the straight path from `a` to `b`; nothing is changed.
 
@@ -100,32 +176,60 @@ def barrier(
         model: the function.
         a: one end, a State or a module.
         b: the other end.
-        data: (inputs, targets) as in `losses`.
+        data: (inputs, targets), tensors or arrays; or a Dataset, a DataLoader or rows, as in `evaluate`.
+        output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
+            or a number.
         points: networks on the path, both ends and the middle included: an odd number.
         symmetry: also measure the path to `b` aligned to `a`; see `Barrier.aligned`.
-        test: (inputs, targets) on which the same path is measured too.
+        test: data on which the same path is measured too.
         variance: "recalibrate" measures the statistics of batch norms on the inputs, "repair" restores the spread of
             all units, at every point but the ends, which stay the networks that were given; None interpolates batch
             norms like all else.
         loss: "cross-entropy", "mse" or a function, see `losses`.
         batch: largest number of examples in one forward pass.
+        progress: called with (networks on paths done, networks in all, which path).
 
     Raises:
         SpecError: the networks are not two of this model.
         InputError: data, targets or options do not fit.
     """
+    model = select_output(model, output)
+    data, test = pair_of(data, model), None if test is None else pair_of(test, model)
     start, end = ends(a, b)
+    shown = Shown(progress, points * (1 if symmetry is None else 2))
     scores = _scorer(model, data, test, loss, batch)
 
-    def path_to(state: State) -> Barrier:
+    def path_to(state: State, name: str) -> Barrier:
         correct = corrector(model, start, state, data[0], variance=variance, batch=batch)
-        return _with_test(curves(start, state, points, scores, correct))
+        return _with_test(curves(start, state, points, shown.after(scores, name), correct))
 
-    raw = path_to(end)
-    return raw if symmetry is None else replace(raw, aligned=path_to(aligned(start, end, symmetry)))
+    raw = path_to(end, GIVEN)
+    return raw if symmetry is None else replace(raw, aligned=path_to(aligned(start, end, symmetry), "aligned"))
 
 
-def _scorer(model: nn.Module, data: Data, test: Data | None, loss: Loss, batch: int) -> Scorer:
+class Shown:
+    """Networks on paths, counted for `progress`."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def after(self, scores: Scorer, name: str) -> Scorer:
+        """The same scores, each followed by a call of `progress` with the name of the path."""
+        if self._progress is None:
+            return scores
+        self._progress(self._done, self._total, name)
+
+        def counted(state: State, t: float) -> Sequence[Score]:
+            found = scores(state, t)
+            self._done += 1
+            assert self._progress is not None
+            self._progress(self._done, self._total, name)
+            return found
+
+        return counted
+
+
+def _scorer(model: nn.Module, data: Pair, test: Pair | None, loss: Loss, batch: int) -> Scorer:
     """A function that scores a network on the data, and on test data if there are any."""
     sets = [data] if test is None else [data, test]
     return lambda state, t: [losses(model, state, *examples, loss=loss, batch=batch) for examples in sets]
@@ -229,8 +333,8 @@ class Step:
     control: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class BarrierReport:
+@dataclass(frozen=True, eq=False, repr=False)
+class BarrierReport(Result):
     """What is left of a barrier after each correction. Print it, or take `rows`."""
 
     steps: tuple[Step, ...]
@@ -270,6 +374,56 @@ class BarrierReport:
         ]
         return json.dumps({"t": self.steps[0].path.t.tolist(), "rows": self.rows, "curves": curves}, indent=1)
 
+    def record(self) -> Record:
+        """A table of barriers by step, and the loss along each path."""
+        given, moved = self.moved
+        text = [
+            f"The loss barrier on the training data goes from {given:.4f} to {moved:.4f} when the second network is "
+            f"moved, and to {self._steps[-1].path.max:.4f} with all corrections.",
+            *(f"{step.name}: {step.note}." for step in self.steps if step.note),
+        ]
+        rows = tuple(
+            cells_of(f"{one['step']}, {one['data']}", *(one[key] for _, key, _ in _COLUMNS)) for one in self.rows
+        )
+        heads = ("loss barrier", "gain", "midpoint barrier", "midpoint gain", "midpoint loss", "error barrier")
+        where = {"train": "training data", "test": "test data"}
+        paths = {
+            data: [(step, step.path if data == "train" else step.path.test) for step in self.steps] for data in where
+        }
+        panels = tuple(
+            Panel(
+                "lines",
+                where[data] if self.steps[0].path.test is not None else "",
+                Axis("way from the first network to the second"),
+                Axis("loss"),
+                tuple(
+                    Series(
+                        step.name, tuple(path.t.tolist()), tuple(path.loss.tolist()), dashed=step.control, shade=shade
+                    )
+                    for shade, (step, path) in enumerate(paths[data])
+                    if path is not None
+                ),
+            )
+            for data in where
+            if any(path is not None for _, path in paths[data])
+        )
+        return result_record(
+            "barrier-report",
+            "What is left of a barrier after each correction",
+            text,
+            (
+                Table("steps", "What does each correction take away?", (
+                    Column("step"), *(Column(name, digits=4) for name in heads)), rows),
+                Figure("paths", "What is the loss on the way?", text[0], panels),
+            ),
+            values=json.loads(self.to_json()),
+        )  # fmt: skip
+
+    @property
+    def _steps(self) -> list[Step]:
+        """Those that are corrections."""
+        return [step for step in self.steps if not step.control]
+
     def __str__(self) -> str:
         """A table."""
         rows = self.rows
@@ -293,10 +447,12 @@ def barrier_report(
     train: Data,
     test: Data | None = None,
     *,
+    output: OutputPart = None,
     points: int = 25,
     calibration: Data | None = None,
     loss: Loss = "cross-entropy",
     batch: int = BATCH,
+    progress: Progress | None = None,
 ) -> BarrierReport:
     """Measure the path from `a` to `b` several times, with one more correction each time; nothing is changed.
 
@@ -313,39 +469,47 @@ def barrier_report(
         a: one end, a State or a module.
         b: the other end.
         symmetry: of the model, see `discover`.
-        train: (inputs, targets) for measuring and for all corrections.
-        test: (inputs, targets) for measuring only.
+        train: for measuring and for all corrections: (inputs, targets), or other data as in `evaluate`.
+        test: the same for measuring only.
+        output: which part of what the model returns counts, as in `barrier`.
         points: networks on each path: an odd number.
-        calibration: (inputs, targets) to fit temperatures on, since those of training are learned by heart; None fits
+        calibration: data to fit temperatures on, since those of training are learned by heart; None fits
             them on `train` all the same.
         loss: "cross-entropy", "mse" or a function, see `losses`.
         batch: largest number of examples in one forward pass.
+        progress: called with (networks on paths done, networks in all, which correction).
     """
+    model = select_output(model, output)
+    train, test = pair_of(train, model), None if test is None else pair_of(test, model)
+    calibration = train if calibration is None else pair_of(calibration, model)
     start, end = ends(a, b)
+    scales = any(kind.endswith("scale") for space in symmetry.spaces for kind in space.generators)
+    shown = Shown(progress, points * (4 if scales else 3))
     scores = _scorer(model, train, test, loss, batch)
 
-    def path_to(state: State) -> Barrier:
-        return _with_test(curves(start, state, points, scores))
+    def path_to(state: State, name: str) -> Step:
+        return Step(name, _with_test(curves(start, state, points, shown.after(scores, name))))
 
+    steps = [path_to(end, GIVEN)]
     moved = aligned(start, end, symmetry, scale="keep")
-    steps = [Step(GIVEN, path_to(end)), Step(ORDERED, path_to(moved))]
-    if any(kind.endswith("scale") for space in symmetry.spaces for kind in space.generators):
+    steps.append(path_to(moved, ORDERED))
+    if scales:
         moved = aligned(start, end, symmetry, scale="reference")
-        steps.append(Step(SCALED, path_to(moved)))
+        steps.append(path_to(moved, SCALED))
     repaired = repairer(model, start, moved, train[0], batch=batch)
     notes: dict[float, str] = {}
 
     def correct(state: State, t: float) -> State:
         repair = repaired(state, t)
-        notes[t] = str(repair)
+        notes[t] = repair.summary
         return repair.state
 
     if loss != "cross-entropy":
-        path = _with_test(curves(start, moved, points, scores, correct))
+        path = _with_test(curves(start, moved, points, shown.after(scores, "variance"), correct))
         return BarrierReport((*steps, Step("variance", path, notes[0.5])))
     sets = [train] if test is None else [train, test]
-    thermometer = _Thermometer(model, sets, train if calibration is None else calibration, batch)
-    both = curves(start, moved, points, thermometer, correct)
+    thermometer = _Thermometer(model, sets, calibration, batch)
+    both = curves(start, moved, points, shown.after(thermometer, "variance and temperature"), correct)
     plain, everywhere = both[: len(sets)], both[len(sets) :]
     between = [_with_ends_of(cool, hot) for cool, hot in zip(plain, everywhere, strict=True)]
     return BarrierReport(
@@ -361,7 +525,7 @@ def barrier_report(
 class _Thermometer:
     """Scores networks on each set of data, first as they are and then at the temperature that suits them."""
 
-    def __init__(self, model: nn.Module, sets: Sequence[Data], calibration: Data, batch: int) -> None:
+    def __init__(self, model: nn.Module, sets: Sequence[Pair], calibration: Pair, batch: int) -> None:
         self.model, self.sets, self.calibration, self.batch = model, sets, calibration, batch
         self.temperatures: dict[float, float] = {}
 

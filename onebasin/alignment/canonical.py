@@ -40,7 +40,20 @@ from onebasin.alignment.balance import (
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
 from onebasin.errors import InputError
 from onebasin.parallel import Executor, executor_for
-from onebasin.population import Population, map_blocks
+from onebasin.population import Population, chain_series, map_blocks
+from onebasin.reporting import (
+    Axis,
+    Column,
+    Figure,
+    Panel,
+    Record,
+    Result,
+    Table,
+    cells_of,
+    largest_first,
+    result_record,
+    size_in,
+)
 from onebasin.state import State, is_statistic
 from onebasin.symmetry import Element, ExpandedElement, Symmetry, apply_block
 
@@ -386,8 +399,8 @@ _SMALL = 20  # weights; of fewer, two may well be most
 _TOLERANCE, _SWEEPS = 1e-13, 200  # of balancing: nearly as far as float64 goes
 
 
-@dataclass(frozen=True, eq=False)
-class Canonical:
+@dataclass(frozen=True, eq=False, repr=False)
+class Canonical(Result):
     """Networks in normal form.
 
     Attributes:
@@ -408,6 +421,64 @@ class Canonical:
     largest: Tensor
     population: Population | None = None
     state: State | None = None
+
+    def record(self) -> Record:
+        """How well conditioned the form of each network is, and where units tie."""
+        members, chain = len(self.effective), None if self.population is None else self.population.chain
+        least = float(self.effective.min())
+        tied = f"units tie in {', '.join(self.ties)}" if self.ties else "no units tie"
+        text = (
+            f"At least {least:,.1f} weights make up the squared norm of a network, the largest weight is "
+            f"{float(self.largest.max()):.3g}, and {tied}.",
+            *self.notes,
+        )
+        rows = (
+            cells_of(str(member), float(self.effective[member]), float(self.largest[member]))
+            for member in range(members)
+        )
+        ties = tuple(cells_of(space, int((counts > 0).sum()), int(counts.max())) for space, counts in self.ties.items())
+        items = [Table("networks", "How well conditioned is the form?", _FORM, tuple(largest_first(rows, size_in(2))))]
+        items += [Table("ties", "Which units have equal keys?", _TIES, ties)] if ties else []
+        figure = Figure(
+            "condition",
+            "Do few weights hold all of the norm?",
+            text[0],
+            tuple(
+                Panel(
+                    "points",
+                    "",
+                    Axis("network, in the order of the population"),
+                    Axis(what, "log"),
+                    chain_series(range(members), chain, torch.arange(members), values),
+                )
+                for what, values in (
+                    ("weights in the squared norm", self.effective),
+                    ("largest weight", self.largest),
+                )
+            ),
+        )
+        return result_record(
+            "canonical",
+            f"Normal form of {members:,} network{'s' if members != 1 else ''}",
+            text,
+            (*items, figure),
+            values={
+                **{"effective": self.effective.tolist(), "largest": self.largest.tolist(), "notes": self.notes},
+                **{"ties": {space: counts.tolist() for space, counts in self.ties.items()}},
+            },
+        )
+
+
+_FORM = (
+    Column("network"),
+    Column("effective weights", "(sum w^2)^2 / sum w^4: how many make up the squared norm", "higher", 1),
+    Column("largest weight", "absolute value", digits=3),
+)
+_TIES = (
+    Column("space"),
+    Column("networks", "in which units of the space have equal keys", digits=0),
+    Column("units", "at most in one network, whose order was left as it was", digits=0),
+)
 
 
 def canonicalise(
@@ -453,7 +524,7 @@ def canonicalise(
         return _with_condition(replace(result, element=element, ties=ties, state=state))
     if not len(what):
         raise InputError("expected a population of at least one network, found none: give networks to canonicalise")
-    with executor_for({"workers": workers, "executor": executor}) as opened:
+    with executor_for(workers, executor) as opened:
         moved = map_blocks(what, form, opened, path=None if path is None else Path(path))
     return _with_condition(replace(_joined(moved.notes), population=moved.population))
 

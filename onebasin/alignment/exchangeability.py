@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -22,6 +22,22 @@ from torch import Tensor
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
 from onebasin.errors import InputError, SpecError
 from onebasin.population import Population
+from onebasin.reporting import (
+    Axis,
+    Column,
+    Figure,
+    Panel,
+    Record,
+    Result,
+    Rule,
+    Series,
+    Table,
+    cells_of,
+    histogram,
+    largest_first,
+    one_panel,
+    result_record,
+)
 from onebasin.symmetry import Symmetry
 
 SHORTEST = 20  # draws; in a shorter chain memory cannot be told from chance
@@ -30,8 +46,8 @@ SIMULATIONS = 9_999
 CHUNK = 1 << 22  # simulated draws and counts held at a time
 
 
-@dataclass(frozen=True)
-class Uniformity:
+@dataclass(frozen=True, repr=False)
+class Uniformity(Result):
     """What the counts say.
 
     Attributes:
@@ -45,6 +61,39 @@ class Uniformity:
     freedom: int
     effective: float
     p: float
+
+    def record(self) -> Record:
+        """The statistic beside the chi-square distribution that equally likely outcomes give."""
+        from scipy.stats import chi2
+
+        text = f"chi-square {self.statistic:.1f} on {self.freedom:,} degrees of freedom, p = {self.p:.2g}."
+        high = max(self.statistic, self.freedom + 5 * math.sqrt(2 * self.freedom)) * 1.05
+        places = tuple(high * (place + 0.5) / _POINTS for place in range(_POINTS))
+        figure = one_panel(
+            "chi-square",
+            "Would equally likely outcomes differ as much?",
+            text,
+            "lines",
+            "chi-square",
+            "density if equally likely",
+            series=(Series("", places, tuple(chi2.pdf(places, self.freedom).tolist())),),
+            rules=(Rule("found", self.statistic, "vertical"),),
+        )
+        numbers = (self.statistic, self.freedom, self.effective, self.p)
+        line = cells_of("counts", *numbers)
+        heads = (
+            Column(""),
+            Column("chi-square", digits=1),
+            Column("degrees of freedom", digits=0),
+            Column("effective draws", "independent draws that would tell as much", digits=1),
+            Column("p"),
+        )
+        values = dict(zip(("statistic", "freedom", "effective", "p"), numbers, strict=True))
+        table = Table("uniformity", "Are all outcomes equally likely?", heads, (line,))
+        return result_record("uniformity", "Test of counts for uniformity", text, (table, figure), values=values)
+
+
+_POINTS = 120  # of a curve
 
 
 def uniformity(counts: Tensor, *, inflation: float = 1.0, seed: int = 0) -> Uniformity:
@@ -207,8 +256,8 @@ class Row:
     verdict: str
 
 
-@dataclass(frozen=True)
-class Exchangeability:
+@dataclass(frozen=True, repr=False)
+class Exchangeability(Result):
     """What `exchangeability` found.
 
     Attributes:
@@ -226,32 +275,74 @@ class Exchangeability:
         """Whether no space is rejected, and at least one could have been."""
         return {row.verdict for row in self.rows} in ({"consistent"}, {"consistent", "too few to tell"})
 
-    def __str__(self) -> str:
-        """A table for people."""
-        cells = [("space", "units", "members", "effective", "chi-square", "on", "p", "adjusted", "verdict")]
-        cells += [
-            (
-                row.space,
-                f"{row.units} x {row.copies}" if row.copies > 1 else str(row.units),
-                f"{row.members:,}",
-                f"{row.effective:,.1f}",
-                f"{row.statistic:,.1f}",
-                f"{row.freedom:,}",
-                f"{row.p:.2g}",
-                f"{row.adjusted:.2g}",
-                row.verdict,
-            )
-            for row in self.rows
-        ]
-        widths = [max(len(row[column]) for row in cells) for column in range(8)]
-        lines = [
-            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:8], widths[1:]), row[8]]).rstrip()
-            for row in cells
-        ]
-        lines.insert(1, "-" * max(len(line) for line in lines))
+    def record(self) -> Record:
+        """A row per space, how often each unit won, and the p-values."""
         rejected = sum(row.verdict == "rejected" for row in self.rows)
         said = "passed" if self.passed else "units are not alike" if rejected else "too few members to tell"
-        return "\n".join([*lines, "", f"{said}: {rejected} of {len(self.rows)} spaces rejected at {self.level:g}"])
+        text = f"{said}: {rejected} of {len(self.rows)} spaces rejected at {self.level:g}"
+        rows = tuple(
+            cells_of(
+                one.space,
+                f"{one.units} x {one.copies}" if one.copies > 1 else str(one.units),
+                *(one.members, one.effective, one.statistic, one.freedom, one.p, one.adjusted),
+                one.verdict,
+            )
+            for one in largest_first(self.rows, lambda one: -one.adjusted)
+        )
+        shown = largest_first(self.rows, lambda row: -row.adjusted, _PANELS)[:_PANELS]
+        more = f" The {_PANELS} spaces with the smallest p of {len(self.rows)}." if len(self.rows) > _PANELS else ""
+        wins = Figure(
+            "wins",
+            "How often does each unit come out on top?",
+            f"{text}.{more}",
+            tuple(self._wins(row) for row in shown),
+        )
+        bars = largest_first(self.rows, lambda row: -row.adjusted, _BARS)[:_BARS]
+        chances = one_panel(
+            "p-values",
+            "In which spaces are units not alike?",
+            f"{text}. p-values are corrected for the number of spaces.",
+            "bars",
+            Axis("", names=tuple(row.space for row in bars)),
+            Axis("adjusted p", "log", high=1.0),
+            series=(Series("", tuple(map(float, range(len(bars)))), tuple(max(row.adjusted, _LEAST) for row in bars)),),
+            rules=(Rule("level", self.level),),
+        )
+        table = Table("spaces", "Are units alike?", _SPACES, rows)
+        values = {"passed": self.passed, "level": self.level, "rows": [asdict(row) for row in self.rows]}
+        counts = {name: wins.tolist() for name, wins in self.counts.items()}
+        return result_record(
+            "exchangeability",
+            "Exchangeability of units",
+            text,
+            (table, wins, chances),
+            values={**values, "counts": counts},
+        )
+
+    def _wins(self, row: Row) -> Panel:
+        counts = self.counts[row.space].sum(0)
+        return Panel(
+            "histogram",
+            row.space,
+            Axis("unit"),
+            Axis("networks it leads"),
+            (Series("", tuple(place - 0.5 for place in range(row.units + 1)), tuple(map(float, counts))),),
+            (Rule("equally often", float(counts.sum()) / row.units),),
+        )
+
+
+_PANELS, _BARS, _LEAST = 6, 20, 1e-17  # spaces of the figures, and where a p-value of 0 is drawn
+_SPACES = (
+    Column("space"),
+    Column("units", "in one copy, and copies"),
+    Column("members", digits=0),
+    Column("effective", "independent networks that would tell as much", digits=1),
+    Column("chi-square", "over units and copies, corrected for autocorrelation", digits=1),
+    Column("on", "degrees of freedom", digits=0),
+    Column("p", "if units are alike", digits=2),
+    Column("adjusted", "p corrected for the number of spaces", digits=2),
+    Column("verdict"),
+)
 
 
 def exchangeability(
@@ -395,18 +486,48 @@ def _top(score: Tensor, generator: torch.Generator) -> Tensor:
 _APART = 0.2  # share of the draws, in the middle, that is left out, so that early and late do not touch
 
 
-@dataclass(frozen=True)
-class Persistence:
+@dataclass(frozen=True, repr=False)
+class Persistence(Result):
     """What `persistence` found.
 
     Attributes:
         correlation: of early and late means over units, pooled over weights: 1 if roles are kept, 0 if exchanged.
         p: share of relabellings of the late units that agree at least as well with the early ones; the observed one
             is counted among them.
+        relabelled: correlations after random relabellings of the late units.
     """
 
     correlation: float
     p: float
+    relabelled: tuple[float, ...] = ()
+
+    def record(self) -> Record:
+        """The correlation beside those of relabelled units."""
+        kept = "units keep their roles" if self.p <= 0.05 else "nothing shows that units keep their roles"
+        text = f"{kept}: early and late weights correlate by {self.correlation:.3f}, p = {self.p:.2g}."
+        ends = (*self.relabelled, self.correlation)
+        low, high = min(ends), max(ends)
+        reach = max(high - low, 0.02)
+        edges = [low - 0.02 * reach + 1.04 * reach * place / _BINS for place in range(_BINS + 1)]
+        figure = one_panel(
+            "relabelled",
+            "Would relabelled units agree as well?",
+            text,
+            "histogram",
+            "correlation of early and late weights",
+            "relabellings of units",
+            series=(histogram("", self.relabelled, edges),),
+            rules=(Rule("found", self.correlation, "vertical"),),
+        )
+        heads = (Column(""), Column("correlation"), Column("p"), Column("relabelled, mean"))
+        mean = sum(self.relabelled) / len(self.relabelled) if self.relabelled else None
+        line = cells_of("early and late", self.correlation, self.p, mean)
+        table = Table("persistence", "Do units keep their roles?", heads, (line,))
+        values = {"correlation": self.correlation, "p": self.p, "relabelled": self.relabelled}
+        return result_record("persistence", "Persistence of roles along a chain", text, (table, figure), values=values)
+
+
+_BINS = 40  # of a histogram
 
 
 def persistence(draws: Tensor, *, permutations: int = 999, seed: int = 0) -> Persistence:
@@ -432,7 +553,7 @@ def persistence(draws: Tensor, *, permutations: int = 999, seed: int = 0) -> Per
     early, late = (_centred(draws[rows]) for rows in (slice(0, part), slice(len(draws) - part, None)))
     norm = float(early.norm() * late.norm())
     if norm == 0:
-        return Persistence(0.0, 1.0)
+        return Persistence(0.0, 1.0, (0.0,) * permutations)
     # Entry (i, k): how well early unit i agrees with late unit k; a relabelling sums one entry of each row.
     agreement = early @ late.T / norm
     units = len(agreement)
@@ -441,7 +562,7 @@ def persistence(draws: Tensor, *, permutations: int = 999, seed: int = 0) -> Per
     correlation = float(agreement.trace())
     relabelled = agreement[torch.arange(units), orders].sum(1)
     better = int((relabelled >= correlation - 1e-12).sum())
-    return Persistence(correlation, (1 + better) / (1 + permutations))
+    return Persistence(correlation, (1 + better) / (1 + permutations), tuple(relabelled.tolist()))
 
 
 def _centred(draws: Tensor) -> Tensor:

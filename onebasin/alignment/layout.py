@@ -22,7 +22,7 @@ from torch import Tensor
 
 from onebasin.errors import SpecError, SymmetryError
 from onebasin.state import is_statistic
-from onebasin.symmetry import Grid, Leg, Space, Symmetry, labels
+from onebasin.symmetry import Grid, Leg, Space, Symmetry, labels, require_symmetry
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ class BlockLayout:
 
         These are no weights: they move with their unit but say nothing about which unit it is.
         """
+        require_symmetry(symmetry)
         legs: dict[str, list[tuple[int, Leg]]] = {}
         for number, space in enumerate(symmetry.spaces):
             for leg in space.legs:

@@ -21,7 +21,7 @@ import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,8 +30,10 @@ from torch import Tensor, nn
 from onebasin.alignment.assignment import Assignment, SpacePlacement, Vertex
 from onebasin.alignment.balance import balancing_scales
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
+from onebasin.alignment.transpositions import transpositions
 from onebasin.errors import InputError, SpecError
 from onebasin.parallel import threads_for
+from onebasin.reporting import Axis, Column, Figure, Panel, Record, Result, Series, Table, cells_of, result_record
 from onebasin.state import State, as_state, check_finite, is_statistic
 from onebasin.symmetry import Element, Symmetry
 
@@ -529,8 +531,8 @@ class Verdict(NamedTuple):
     thresholds: tuple[float, float] | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class Match:
+@dataclass(frozen=True, eq=False, repr=False)
+class Match(Result):
     """The result of `match`.
 
     Attributes:
@@ -614,12 +616,56 @@ class Match:
                 reason += ", less than half, which unrelated networks do not show"
         return Verdict(word, reason, (alike, moved))
 
-    def __repr__(self) -> str:
-        """One line of overlaps and distances; the verdict is left out because it takes another search."""
-        return (
-            f"Match(overlap {self.before:.6g} -> {self.after:.6g}, distance {self.distance_before:.6g} -> "
-            f"{self.distance_after:.6g}, {self.iterations} steps, {self.sweeps} sweeps, gap {self.gap:.2g})"
-        )
+    def record(self) -> Record:
+        """Overlap and distance before and after, and how far units were moved; the verdict where it was asked for."""
+        left = self.distance_after / self.distance_before if self.distance_before else 1.0
+        text = [
+            f"The squared distance of both networks goes from {_short(self.distance_before)} to "
+            f"{_short(self.distance_after)}, {100 * left:.1f} % of it, when the second is moved."
+        ]
+        if "null" in self.__dict__:  # it takes further searches
+            text.append(f"{self.verdict.capitalize()}: {self.judged().reason}.")
+        pairs = {"overlap": (self.before, self.after)}
+        pairs["squared distance"] = (self.distance_before, self.distance_after)
+        values = {name: getattr(self, name) for name in _NUMBERS}
+        return match_record("match", "Match of two networks", text, pairs, self.element, values)
+
+
+_NUMBERS = ("before", "after", "distance_before", "distance_after", "iterations", "sweeps", "gap", "exact")
+
+
+def match_record(
+    name: str,
+    title: str,
+    text: Sequence[str],
+    pairs: Mapping[str, tuple[float, float]],
+    element: Element,
+    values: Mapping[str, Any],
+) -> Record:
+    """The record of a match: numbers before and after it, and the moves of its element.
+
+    Args:
+        name: of the record.
+        title: of the record.
+        text: its sentences.
+        pairs: quantity -> before and after.
+        element: what was found.
+        values: numbers for programs.
+    """
+    heads = (Column("", "what is compared"), Column("before", digits=4), Column("after", digits=4))
+    rows = tuple(cells_of(what, *numbers) for what, numbers in pairs.items())
+    moves = transpositions(element).record()
+    figure = Figure(
+        "before-and-after",
+        "How alike are the networks before and after?",
+        " ".join(text),
+        tuple(
+            Panel("bars", "", Axis("", names=("before", "after")), Axis(what), (Series("", (0.0, 1.0), numbers),))
+            for what, numbers in reversed(list(pairs.items()))
+        ),
+    )
+    items = (Table("agreement", "How alike are the networks?", heads, rows), figure, *moves.items)
+    return result_record(name, title, (*text, *moves.summary), items, values={**values, "moves": moves.values})
 
 
 def match(

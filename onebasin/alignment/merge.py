@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,15 @@ from torch import Tensor, nn
 from onebasin.alignment.align import align
 from onebasin.alignment.repair import blend, recalibrate, repair, unit_statistics
 from onebasin.errors import InputError
-from onebasin.functional import Inputs, norms_used, refreshed_one, statistics_in, warn_stale
+from onebasin.functional import (
+    Data,
+    inputs_of,
+    norms_used,
+    refreshed_one,
+    select_output,
+    statistics_in,
+    warn_stale,
+)
 from onebasin.population import Population
 from onebasin.state import State, check_finite
 from onebasin.symmetry import Symmetry
@@ -21,7 +28,7 @@ def merge(
     model: nn.Module | None,
     population: Population,
     symmetry: Symmetry | None = None,
-    data: Inputs | tuple[Inputs, Any] | None = None,
+    data: Data = None,
     *,
     variance: str | None = "auto",
     weights: Sequence[float] | Tensor | None = None,
@@ -38,8 +45,8 @@ def merge(
         model: the function, for `variance`; may be None where that needs no data.
         population: the networks; they are not changed.
         symmetry: align them first, see `align`; without it they are averaged as they are.
-        data: for `variance`, inputs or a pair (inputs, targets), of which the inputs are used. Two positional inputs of
-            a model are a list or a dict, since a tuple of two is a pair.
+        data: for `variance`, inputs or data as in `evaluate`, of which the inputs are used. Two positional inputs of a
+            model are a list or a dict, since a tuple of two is a pair.
         variance: "recalibrate" measures the statistics of batch norms on the data; "repair" also restores the spread of
             all other units to the mean of the members' (one pass over the data per member); None does neither;
             "auto" recalibrates several members with batch norms where model and data are given, and warns where
@@ -61,13 +68,16 @@ def merge(
             f"expected merge(model, population, ...) with a Population, found {type(population).__name__}: give None "
             "as the model where there is none"
         )
+    if model is not None:
+        select_output(model)
     shares = _shares(weights, len(population))
     members = population if symmetry is None else align(population, symmetry).population
     state = _mean(members, shares)
     check_finite(state, where="the mean of the networks")
     if variance is None or (variance == "auto" and len(population) == 1):
         return state
-    inputs = data[0] if isinstance(data, tuple) and len(data) == 2 else data
+    given = data[0] if isinstance(data, tuple) and len(data) == 2 else data
+    inputs = None if given is None else inputs_of(given, model)
     if model is None or inputs is None:
         if variance != "auto":
             raise InputError(f"variance={variance!r} measures activations: give a model and data= too")

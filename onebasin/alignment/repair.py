@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -31,6 +31,20 @@ from onebasin.functional import (
     frozen_norms,
     refreshed_one,
     replaced,
+)
+from onebasin.reporting import (
+    Axis,
+    Cell,
+    Column,
+    Number,
+    Record,
+    Result,
+    Rule,
+    Series,
+    Table,
+    largest_first,
+    one_panel,
+    result_record,
 )
 from onebasin.state import State, shared_names, trained_parameters
 
@@ -168,8 +182,8 @@ Statistics = dict[str, tuple[Tensor, Tensor]]  # name of a weight -> mean (units
 _CONSTANT = 1e-6  # a unit whose std is below this share of its mean and its target is rounding noise
 
 
-@dataclass(frozen=True, eq=False)
-class Repair:
+@dataclass(frozen=True, eq=False, repr=False)
+class Repair(Result):
     """A repaired network and what was done to it.
 
     Attributes:
@@ -179,6 +193,7 @@ class Repair:
         norms: names of the running means of batch norms that were recalibrated.
         left: name of a weight -> why its layer was left alone.
         constant: name of a weight -> number of its units that do not vary, so that only their mean was restored.
+        scales: name of a weight -> factor of each of its units (units,).
     """
 
     state: State
@@ -187,14 +202,68 @@ class Repair:
     norms: tuple[str, ...]
     left: Mapping[str, str]
     constant: Mapping[str, int]
+    scales: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        """One line."""
+    @property
+    def summary(self) -> str:
+        """What was done, in one line."""
         parts = [f"{len(self.corrected)} layers rescaled"] if self.corrected else []
         parts += [f"{len(self.scaled)} without bias scaled only"] if self.scaled else []
         parts += [f"{len(self.norms)} batch norms recalibrated"] if self.norms else []
         parts += [f"{sum(self.constant.values())} constant units shifted only"] if self.constant else []
         return ", ".join(parts) or "nothing to repair"
+
+    def record(self) -> Record:
+        """What was done to each layer, and by which factors."""
+        rows: list[tuple[Cell, ...]] = []
+        for name, scale in self.scales.items():
+            mean, low, high = (float(value) for value in (scale.mean(), scale.min(), scale.max()))
+            done = "mean and spread restored" if name in self.corrected else "spread restored"
+            still = f", {self.constant[name]} constant units shifted only" if name in self.constant else ""
+            rows.append((name, Number(len(scale)), Number(mean, low=low, high=high), done + still))
+        rows += [(name, None, None, "recalibrated") for name in self.norms]
+        rows += [(name, None, None, f"left alone: {why}") for name, why in self.left.items()]
+        shown = largest_first(self.scales.items(), lambda item: float(item[1].log().abs().max()), _BARS)[:_BARS]
+        places = tuple(map(float, range(len(shown))))
+        figure = one_panel(
+            "factors",
+            "By how much were units rescaled?",
+            f"{self.summary}. Points are means over the units of a layer, lines run from the least to the largest.",
+            "bars",
+            Axis("", names=tuple(name for name, _ in shown)),
+            Axis("factor of a unit", "log"),
+            series=(
+                Series(
+                    "",
+                    places,
+                    tuple(float(scale.mean()) for _, scale in shown),
+                    tuple(float(scale.min()) for _, scale in shown),
+                    tuple(float(scale.max()) for _, scale in shown),
+                ),
+            ),
+            rules=(Rule("unchanged", 1.0),),
+        )
+        items = (Table("layers", "What was done to each layer?", _LAYERS, tuple(rows)), figure)
+        return result_record(
+            "repair",
+            "Repair of a merged network",
+            f"{self.summary}.",
+            items if self.scales else items[:1],
+            values={
+                **{"corrected": self.corrected, "scaled": self.scaled, "norms": self.norms, "left": dict(self.left)},
+                **{"constant": dict(self.constant)},
+                **{"scales": {name: scale.tolist() for name, scale in self.scales.items()}},
+            },
+        )
+
+
+_BARS = 20  # layers of a figure
+_LAYERS = (
+    Column("layer", "name of its weight"),
+    Column("units", digits=0),
+    Column("factor", "mean over units, and the least and the largest"),
+    Column("what was done"),
+)
 
 
 def unit_statistics(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, *, batch: int = BATCH) -> Statistics:
@@ -254,11 +323,11 @@ def repair(
     for _, call in batches(inputs, batch):
         with watch:
             bound(call)
-    new, constant = dict(watch.statistics()), {}
+    new, constant, scales = dict(watch.statistics()), {}, {}
     for name, layer in chosen.items():
         scale, shift, still = correction(watch.units[name], targets[name], shifted=layer.bias is not None)
         weight = bound.tensors[name].double()
-        new[name] = weight * _along(scale, weight, 0)
+        new[name], scales[name] = weight * _along(scale, weight, 0), scale.cpu()
         if layer.bias is not None:
             new[layer.bias] = bound.tensors[layer.bias].double() * scale + shift
         if still:
@@ -270,6 +339,7 @@ def repair(
         tuple(mean for mean, _ in watch.moments),
         {layer.weight: layer.why for layer in plan if layer.weight not in chosen},
         constant,
+        scales,
     )
 
 

@@ -34,6 +34,20 @@ from onebasin.alignment.balance import (
 )
 from onebasin.alignment.layout import BlockLayout
 from onebasin.errors import InputError
+from onebasin.reporting import (
+    Column,
+    Number,
+    Record,
+    Result,
+    Rule,
+    Table,
+    cells_of,
+    histogram,
+    largest_first,
+    one_panel,
+    result_record,
+    size_in,
+)
 from onebasin.symmetry import Element, Symmetry
 
 _CHUNK = 1 << 23  # numbers that one step of the sampler may hold at a time
@@ -77,8 +91,11 @@ def scale_posterior(
     return ScalePosterior(layout, mass, layout.reduce(ones), float(variance))
 
 
-@dataclass(frozen=True, eq=False)
-class ScalePosterior:
+_WIDTH, _BINS, _SERIES = 1024, 40, 6  # log scales up to which deviations are shown; bins and spaces of a figure
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ScalePosterior(Result):
     """The law of log scales s (coordinates,): gauges one after the other, each copy * size + unit."""
 
     layout: MassLayout
@@ -149,6 +166,50 @@ class ScalePosterior:
             factors = element.factors[gauge.name]
             factors[gauge.generator] = table.exp().cpu().reshape(factors[gauge.generator].shape)
         return element if s.dim() > 1 else element.member(0)
+
+    def record(self) -> Record:
+        """The mode by space: where the most likely scales lie, how wide the law is there, and the mass."""
+        mode, width = self._mode, sum(self.sizes)
+        deviation = self._spread.norm(dim=0) if width <= _WIDTH else None  # its cost is cubic
+        masses = [float(self.mass.total(self._point(rows))) for rows in (torch.zeros_like(mode)[None], mode[None])]
+        text = (
+            f"The most likely scales make the squared norm {masses[1]:.4g}, it is {masses[0]:.4g} as given; "
+            f"{width:,} log scales, the largest at {float(mode.abs().max()):.3g}."
+        )
+        names = [self.layout.gauges[number].name for number in self.gauges]
+        parts = mode.split(self.sizes)
+        spreads = [None] * len(parts) if deviation is None else deviation.split(self.sizes)
+        rows = [
+            cells_of(
+                name,
+                len(part),
+                Number(float(part.mean()), low=float(part.min()), high=float(part.max())),
+                None if spread is None else float(spread.mean()),
+            )
+            for name, part, spread in zip(names, parts, spreads, strict=True)
+        ]
+        ends = max(float(mode.abs().max()), 0.1) * 1.05
+        edges = [ends * (2 * place / _BINS - 1) for place in range(_BINS + 1)]
+        shown = largest_first(zip(names, parts, strict=True), lambda part: len(part[1]), _SERIES)[:_SERIES]
+        figure = one_panel(
+            "mode",
+            "How far is the network from its most likely scales?",
+            text,
+            "histogram",
+            "log scale of a unit at the mode",
+            "units",
+            series=tuple(histogram(name, part.tolist(), edges) for name, part in shown),
+            rules=(Rule("as given", 0.0, "vertical"),),
+        )
+        heads = (
+            Column("space"),
+            Column("log scales", "coordinates", digits=0),
+            Column("mode", "mean over units, and the least and the largest"),
+            Column("deviation", "standard deviation of the Gaussian that fits the mode, mean over units"),
+        )
+        table = Table("spaces", "Where do the scales of units lie?", heads, tuple(largest_first(rows, size_in(1))))
+        values = {"variance": self.variance, "mode": mode.tolist(), "counts": self.counts.tolist()}
+        return result_record("scale-posterior", "The law of a network's scales", text, (table, figure), values=values)
 
     def _rows(self, s: Tensor) -> Tensor:
         width = sum(self.sizes)

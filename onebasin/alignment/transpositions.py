@@ -9,21 +9,38 @@ average (H_n = 1 + 1/2 + ... + 1/n), which is nearly n: the number between unrel
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from onebasin.errors import InputError, SymmetryError
+from onebasin.reporting import (
+    Axis,
+    Column,
+    Figure,
+    Number,
+    Record,
+    Result,
+    Rule,
+    Series,
+    Table,
+    histogram,
+    largest_first,
+    one_panel,
+    result_record,
+)
 from onebasin.symmetry import Element, ExpandedElement, Symmetry
 
 CHUNK = 1 << 20  # units looked at together, which bounds the memory
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Transpositions:
+class Transpositions(Result):
     """How many swaps and flips an element needs; counts are integers, () for one element, (members,) for a batch.
 
     The moves are the group's own: swap two units of a space, with all that is nested in them (two heads change
@@ -78,14 +95,124 @@ class Transpositions:
         variances = (copies * expected_transpositions(units)[1] ** 2 for copies, units in self.sizes.values())
         return math.sqrt(math.fsum(variances))
 
-    def __repr__(self) -> str:
-        """The total beside what chance would give; of a batch, the mean over its members."""
-        swaps = str(int(self.total)) if self.members is None else f"on average {float(self.total.double().mean()):.1f}"
-        return f"Transpositions({swaps} of at most {self.maximum}; at random {self.expected:.1f} ± {self.spread:.1f})"
+    def record(self) -> Record:
+        """Swaps and flips by space beside what chance would give; of a batch, means and a histogram of totals."""
+        total = self.total.double()
+        many = f"{int(total):,}" if self.members is None else f"On average {float(total.mean()):,.1f}"
+        text = f"{many} swaps of at most {self.maximum:,}; at random {self.expected:,.1f} ± {self.spread:.1f}."
+        found = [self._row(name, sizes) for name, sizes in self.sizes.items()]
+        rows = largest_first(found, lambda row: float(row[1].value or 0))
+        items: list[Table | Figure] = [Table("moves", "How far were units moved?", _MOVES, tuple(rows))]
+        items += [self._totals(text)] if self.members is not None and self.maximum else []
+        items += [self._bars(text, found)] if found else []
+        values: dict[str, Any] = {"total": self.total.tolist(), "moves": self.moves.tolist(), "maximum": self.maximum}
+        values |= {"expected": self.expected, "spread": self.spread, "sizes": self.sizes}
+        for what in ("spaces", "flips", "positions"):
+            values[what] = {name: count.tolist() for name, count in getattr(self, what).items()}
+        of = "" if self.members is None else f" of {self.members:,} elements"
+        return result_record("transpositions", f"Transpositions{of}", text, items, values=values)
+
+    def _row(self, name: str, sizes: tuple[int, int]) -> tuple[str, Number, Number, Number, Number, Number]:
+        (copies, units), (mean, deviation) = sizes, expected_transpositions(sizes[1])
+        flips = self.flips.get(name)
+        return (
+            name,
+            Number(copies * units),
+            Number(float(self.spaces[name].double().mean())),
+            Number(copies * mean, math.sqrt(copies) * deviation),
+            Number(copies * (units - 1)),
+            Number(0.0 if flips is None else float(flips.double().mean())),
+        )
+
+    def _bars(self, text: str, rows: list[tuple[str, Number, Number, Number, Number, Number]]) -> Figure:
+        shown = largest_first(rows, lambda row: float(row[1].value or 0), _BARS)[:_BARS]
+        places = tuple(map(float, range(len(shown))))
+        more = f" The {_BARS} largest of {len(rows):,} spaces." if len(rows) > _BARS else ""
+        return one_panel(
+            "swaps",
+            "In which spaces were units moved?",
+            f"{text}{more}",
+            "bars",
+            Axis("", names=tuple(row[0] for row in shown)),
+            "swaps of two units",
+            series=(
+                Series("found", places, tuple(row[2].value for row in shown)),
+                Series("a random order", places, tuple(row[3].value for row in shown), dashed=True),
+            ),
+        )
+
+    def _totals(self, text: str) -> Figure:
+        """A histogram of totals, and what random elements would give, exactly."""
+        totals, chance = self.total.cpu(), probabilities(self.sizes.values())
+        first = self.maximum - len(chance) + 1
+        low = max(0, min(int(totals.min()), math.floor(self.expected - 4 * self.spread)))
+        high = min(self.maximum, max(int(totals.max()), math.ceil(self.expected + 4 * self.spread)))
+        step = -(-(high + 1 - low) // _BINS)
+        edges = [low - 0.5 + step * place for place in range(-(-(high + 1 - low) // step) + 1)]
+        random = [
+            len(totals) * float(chance[max(0, math.ceil(edge) - first) : max(0, math.ceil(edge + step) - first)].sum())
+            for edge in edges[:-1]
+        ]
+        return one_panel(
+            "totals",
+            "How far was each network moved?",
+            f"{text} Chances of random permutations are exact.",
+            "histogram",
+            "swaps of two units, all spaces together",
+            "networks",
+            series=(
+                histogram("found", totals.tolist(), edges),
+                Series("random permutations", tuple(edges), tuple(random)),
+            ),
+            rules=(Rule("at random", self.expected, "vertical"),),
+        )
 
     def _sum(self, counts: Mapping[str, Tensor]) -> Tensor:
         none = torch.zeros(() if self.members is None else (self.members,), dtype=torch.long)
         return torch.stack(list(counts.values())).sum(0) if counts else none
+
+
+_BARS, _BINS = 20, 40  # spaces and bins of a figure
+_MOVES = (
+    Column("space"),
+    Column("units", "in all copies of the space", digits=0),
+    Column("swaps", "least number of swaps of two units; of several elements their mean", digits=1),
+    Column("at random", "mean and standard deviation over uniformly random orders", digits=1),
+    Column("at most", "the largest number that an order can need", digits=0),
+    Column("flips", "signs that were turned; of several elements their mean", digits=1),
+)
+
+
+def probabilities(sizes: Iterable[tuple[int, int]]) -> np.ndarray[Any, Any]:
+    """Chances of the largest totals of uniformly random elements, in ascending order up to the maximum.
+
+    A permutation of n units has n minus the number of its cycles, and cycles close independently: the k-th unit closes
+    one with probability 1/k. Totals that have a chance below 1e-18 are left out at the low end.
+
+    Args:
+        sizes: (copies, units) of each space.
+
+    >>> (24 * probabilities([(1, 4)])).round()  # of the 24 orders of 4 units, by the number of swaps from 0 to 3
+    array([ 1.,  6., 11.,  6.])
+    """
+    chance = np.ones(1)
+    for copies, units in sizes:
+        for _ in range(copies):
+            chance = _trimmed(np.convolve(chance, _cycles(units)))
+    return chance[::-1]
+
+
+@lru_cache
+def _cycles(units: int) -> np.ndarray[Any, Any]:
+    """Chances of 1, 2, 3, ... cycles in a random permutation."""
+    chance = np.ones(1)
+    for unit in range(2, units + 1):
+        chance = _trimmed(np.convolve(chance, [1 - 1 / unit, 1 / unit]))
+    return chance
+
+
+def _trimmed(chance: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return chance[: int(np.flatnonzero(chance > 1e-18)[-1]) + 1]
 
 
 def transpositions(element: Element, symmetry: Symmetry | None = None) -> Transpositions:
@@ -97,8 +224,9 @@ def transpositions(element: Element, symmetry: Symmetry | None = None) -> Transp
             are not known), the element is checked, and `positions` are counted too.
 
     >>> order = torch.tensor([3, 0, 4, 1, 2])  # the cycles (0 3 1)(2 4)
-    >>> transpositions(Element({"hidden": order}, {}))
-    Transpositions(3 of at most 4; at random 2.7 ± 0.9)
+    >>> found = transpositions(Element({"hidden": order}, {}))
+    >>> print(int(found.total), "of at most", found.maximum, f"and at random {found.expected:.1f} ± {found.spread:.1f}")
+    3 of at most 4 and at random 2.7 ± 0.9
     """
     many = 1 if element.members is None else element.members
     orders, positions = _known(element, many) if symmetry is None else _spread(element, symmetry)

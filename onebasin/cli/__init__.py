@@ -1,1 +1,1 @@
-"""The command line: one verb per file; each parses, calls the library and prints. No other package imports it."""
+"""The command line: one verb per file, with its options; what it does is in `work`. No other package imports it."""

@@ -1,42 +1,12 @@
 """``onebasin compact``: many networks -> one posterior in the space of a few, and a record of what it keeps."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from onebasin import metrics
-from onebasin.alignment import align
-from onebasin.cli import data as examples
-from onebasin.cli.networks import Architecture, Known, architecture_options, know, open_networks
-from onebasin.cli.options import check_absent, debug, progress_bar
-from onebasin.cli.options import places as where_it_runs
-from onebasin.cli.tables import short
-from onebasin.errors import InputError
-from onebasin.functional import Inputs
-from onebasin.parallel import executor_for
-from onebasin.population import Population
-from onebasin.posterior import (
-    EXAMPLES,
-    FAMILIES,
-    Fidelity,
-    Networks,
-    Posterior,
-    fidelity,
-    fit,
-    fit_scales,
-    predict,
-    prior_shares,
-    refine,
-    some_of,
-    warnings_of,
-)
-from onebasin.reporting import table
-from onebasin.storage import make_folder, publish, real_path
-
-FORMAT = "onebasin compact 1"
-_MOVES = {"refine": refine, "fit_scales": fit_scales}
+from onebasin.cli.options import architecture_options, data_options, debug, examples_option, force_option, places
+from onebasin.cli.words import FAMILIES, INPUT_GRAMMAR
 
 
 @click.command()
@@ -59,7 +29,7 @@ _MOVES = {"refine": refine, "fit_scales": fit_scales}
     "--data",
     metavar="DATA",
     help="Unlabelled inputs, such as those of training: for --refine and --fit-scales, for running statistics, and to "
-    f"measure the agreement on if there are no others: {examples.INPUT_GRAMMAR}.",
+    f"measure the agreement on if there are no others: {INPUT_GRAMMAR}.",
 )
 @click.option(
     "--test",
@@ -83,6 +53,13 @@ _MOVES = {"refine": refine, "fit_scales": fit_scales}
     "--steps", type=click.IntRange(min=1), metavar="N", help="Steps of --refine (3000) or --fit-scales (300)."
 )
 @click.option(
+    "--draws-per-step",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help="Networks in a step of --refine or --fit-scales (64); its time is in proportion, fewer are noisier.",
+)
+@click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Examples in a step (250); as --draws-per-step.")
+@click.option(
     "--draws", type=click.IntRange(min=2), default=100, metavar="N", show_default=True, help="Networks to compare."
 )
 @click.option(
@@ -91,15 +68,14 @@ _MOVES = {"refine": refine, "fit_scales": fit_scales}
     metavar="X",
     help="Standard deviation of the prior: also tell which share of the weights is still at it.",
 )
+@examples_option(2000)
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of each file.")
-@examples.data_options
-@click.option("--force", is_flag=True, help="Replace the files if they exist.")
+@data_options
+@force_option
 @click.option("--json", "as_json", is_flag=True, help="Print the record instead of tables, and nothing else.")
-@where_it_runs
+@places
 @debug
-def compact(
-    *, networks: Path, output: Path, architecture: Architecture, force: bool, as_json: bool, **options: Any
-) -> None:
+def compact(**options: Any) -> None:
     """Keep the networks of POPULATION as one posterior.
 
     POPULATION is a folder of checkpoints, a population folder, or a file with several networks. They are moved into
@@ -119,216 +95,6 @@ def compact(
       onebasin compact draws/ -o q.safetensors --model model.py:net --refine --data train.npz --test test.npz
       onebasin compact aligned/ -o q.safetensors --raw --family low-rank --rank 20 --symmetry symmetry.json
     """  # noqa: D301 - click reads the backspace: keep these lines apart
-    options["move"] = _move(options)
-    _check(networks, output, force, options)
-    known = know(architecture)
-    population = open_networks(networks, known)
-    with progress_bar(f"compacting {len(population):,} networks") as show, executor_for(options["places"]) as executor:
-        options["places"] = {"executor": executor}
-        aligned = population
-        if not options["raw"]:
-            aligned = align(population, known.symmetry, progress=show, executor=executor).population
-        fitted = _fitted(aligned, known, options)
-        posterior = _moved(fitted, known, population, options, seed=architecture.seed, show=show)
-        fidelities = _fidelity(posterior, known, population, options, architecture.seed)
-        content = {
-            "format": FORMAT,
-            "population": str(networks),
-            "posterior": str(output),
-            "networks": len(population),
-            "storage": posterior.storage,
-            "aligned": not options["raw"],
-            "provenance": dict(posterior.provenance),
-            "deviations": _deviations(posterior),
-            "predictions": _compared(fitted, posterior, known, population, options, architecture.seed),
-            "fidelity": {name: numbers.to_json() for name, numbers in fidelities.items()} if fidelities else None,
-            "prior": None if options["prior"] is None else prior_shares(fitted, options["prior"]).to_json(),
-            "notes": [*_notes(posterior, bool(fidelities), options), *warnings_of(fidelities)],
-        }
-        for text in warnings_of(fidelities):
-            click.echo(f"warning: {text}", err=True)
-    record = output.with_suffix(".json")
-    text = json.dumps(content, indent=1, default=str) + "\n"
-    posterior.save(output)
-    publish(record, lambda file: file.write(text.encode()), replace=True)
-    click.echo(
-        text.rstrip("\n")
-        if as_json
-        else f"{_page(content, posterior)}\n\n{output}: the posterior; {record}: this record"
-    )
+    from onebasin.cli.work.compact import compact as work
 
-
-def _move(options: dict[str, Any]) -> str | None:
-    chosen = [name for name in _MOVES if options[name]]
-    if len(chosen) > 1:
-        raise InputError("--refine and --fit-scales were both given: leave --fit-scales out")
-    return chosen[0] if chosen else None
-
-
-def _flag(move: str) -> str:
-    return move.replace("_", "-")
-
-
-def _check(networks: Path, output: Path, force: bool, options: dict[str, Any]) -> None:
-    """Raise before the work where options or files do not go together."""
-    if real_path(networks) in (real_path(output), real_path(output).parent):
-        raise InputError(
-            f"{output} would lie among the networks and be taken for one: choose an --output outside of {networks}"
-        )
-    if output.suffix != ".safetensors":
-        raise InputError(f"a posterior is a .safetensors file, found {output}: give --output such a name")
-    for path in (output, output.with_suffix(".json")):
-        check_absent(path, force)
-    make_folder(output.parent)
-    move = options["move"]
-    if move is not None and options["data"] is None:
-        raise InputError(f"--{_flag(move)} goes with --data: give both, or neither")
-    if options["steps"] is not None and move is None:
-        raise InputError("--steps are those of --refine or --fit-scales: give --refine too")
-
-
-def _fitted(aligned: Population, known: Known, options: dict[str, Any]) -> Posterior:
-    components = options["components"]
-    if components is not None and components != "chains":
-        if not components.isdecimal():
-            raise InputError(f"expected --components to be a number or chains, found {components!r}: give chains")
-        components = int(components)
-    return fit(
-        aligned, options["family"], rank=options["rank"], components=components, model=known.model, **options["places"]
-    )
-
-
-def _moved(
-    fitted: Posterior, known: Known, population: Population, options: dict[str, Any], *, seed: int, show: Any
-) -> Posterior:
-    if options["move"] is None:
-        return fitted
-    model = known.runs(f"--{_flag(options['move'])}")
-    given: dict[str, Any] = {"seed": seed, "progress": show, "output": _output(options), **options["places"]}
-    if options["steps"] is not None:
-        given["steps"] = options["steps"]
-    if options["statistics"] is not None:
-        given["statistics"] = _statistics(options)
-    return _MOVES[options["move"]](model, fitted, population, _inputs(options["data"], options), **given)
-
-
-def _inputs(source: str, options: dict[str, Any]) -> Inputs:
-    return examples.read(source, limit=options["limit"], targets=False, sources=options["sources"]).inputs
-
-
-def _output(options: dict[str, Any]) -> Any:
-    return "values" if options["values"] else "probabilities"
-
-
-def _deviations(posterior: Posterior) -> dict[str, float]:
-    """Tensor -> root mean square of its standard deviations."""
-    return {name: float(posterior.std[name].double().square().mean().sqrt()) for name in posterior.layout.names}
-
-
-def _compared(
-    fitted: Posterior, posterior: Posterior, known: Known, population: Population, options: dict[str, Any], seed: int
-) -> dict[str, Any] | None:
-    """Predictions of the posterior beside those of the networks, and beside as many networks as its storage holds."""
-    source = options["test"] or options["data"]
-    if source is None:
-        return None
-    model, inputs = known.runs("--test" if options["test"] else "--data"), _inputs(source, options)
-    if options["test"] is None:
-        inputs = some_of(inputs, EXAMPLES, seed)
-    count = max(1, round(posterior.storage))
-    populations: dict[str, Networks] = {
-        "posterior": posterior,
-        f"{count} of the networks": population[:: max(1, len(population) // count)][:count],
-    }
-    if posterior is not fitted:
-        populations = {"before": fitted, **populations}
-    given: dict[str, Any] = {"output": _output(options), "average": True, **options["places"]}
-    goal = predict(model, population, inputs, **given)
-    rows = {}
-    for name, one in populations.items():
-        numbers = predict(
-            model, one, inputs, draws=options["draws"], seed=seed, statistics=_statistics(options), **given
-        )
-        rows[name] = (
-            {"rms_difference": float((numbers - goal).square().mean().sqrt())}
-            if options["values"]
-            else {
-                "agreement": float(metrics.agreement(numbers, goal)),
-                "total_variation": float(metrics.total_variation(numbers, goal)),
-            }
-        )
-    return rows
-
-
-def _statistics(options: dict[str, Any]) -> Any:
-    """Inputs for running statistics; False without any, because `_notes` says so."""
-    source = options["statistics"] or options["data"]
-    return False if source in (None, "none") else _inputs(source, options)
-
-
-def _fidelity(
-    posterior: Posterior, known: Known, population: Population, options: dict[str, Any], seed: int
-) -> dict[str, Fidelity]:
-    """How well draws predict what the networks predict, on the inputs that there are and around them."""
-    source = options["test"] or options["data"]
-    if source is None:
-        return {}
-    return fidelity(
-        known.runs("--test" if options["test"] else "--data"),
-        posterior,
-        population,
-        _inputs(source, options),
-        statistics=_statistics(options),
-        output=_output(options),
-        draws=options["draws"],
-        seed=seed,
-        **options["places"],
-    )
-
-
-def _notes(posterior: Posterior, measured: bool, options: dict[str, Any]) -> list[str]:
-    """What the numbers do not say."""
-    notes = []
-    if not measured:
-        notes.append(
-            "nothing was measured: give --data or --test to see whether draws predict what the networks predict"
-        )
-    if posterior.own_statistics:
-        norms = f"the running statistics of {len(posterior.own_statistics)} norms"
-        notes.append(
-            f"{norms} were measured for each draw here; draws elsewhere need the same: give "
-            "evaluate --statistics, or predict statistics="
-            if measured and (options["statistics"] or options["data"] or "none") != "none"
-            else f"{norms} are averages of the networks, and draws with them may be worthless: give --data or "
-            "--statistics here, and --statistics to evaluate"
-        )
-    return notes
-
-
-def _page(content: dict[str, Any], posterior: Posterior) -> str:
-    parts = [f"{content['networks']:,} networks -> {str(posterior).removeprefix('Posterior: ')}"]
-    parts.append(table([("tensor", "deviation"), *((name, short(x)) for name, x in content["deviations"].items())]))
-    if rows := content["predictions"]:
-        columns = list(next(iter(rows.values())))
-        head = ("predictions against those of all networks", *(name.replace("_", " ") for name in columns))
-        parts.append(table([head, *((name, *(f"{row[c]:.4f}" for c in columns)) for name, row in rows.items())]))
-    if content["fidelity"]:
-        rows = {
-            name: {key: x for key, x in numbers.items() if x is not None}
-            for name, numbers in content["fidelity"].items()
-        }
-        columns = [key for key in next(iter(rows.values())) if key not in ("examples", "low")]
-        head = ("the posterior against all networks on", *(name.replace("_", " ") for name in columns))
-        head = tuple("one network" if name == "single" else name for name in head)
-        parts.append(table([head, *((name, *(f"{row[c]:.4f}" for c in columns)) for name, row in rows.items())]))
-    for form in ("refined", "scaled"):
-        if form in posterior.provenance:
-            narrowing = posterior.provenance[form]["narrowing"]
-            aim = "moved towards the predictions of the networks, so its deviations are no longer theirs"
-            parts.append(f"{form}: {aim}; their median is {narrowing:.2f} of the fit's")
-    if content["prior"]:
-        here, chance = (100 * content["prior"][name] for name in ("total", "expected"))
-        parts.append(
-            f"still at the prior: {here:.1f} % of the weights; as many networks drawn from it would show {chance:.1f} %"
-        )
-    return "\n\n".join([*parts, *content["notes"]])
+    work(**options)

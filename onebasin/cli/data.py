@@ -7,54 +7,32 @@ the whole and tested on a part of it.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
 
-import click
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onebasin.cli.load import load_function
+from onebasin.cli.options import Sources
+from onebasin.cli.words import DATA_GRAMMAR, LOSSES
 from onebasin.data import INPUTS, TARGETS, Dataset, Parts, Reading, first_of, read_arrays, read_parts, stored_names
 from onebasin.errors import InputError, StorageError
-from onebasin.functional import KINDS, Inputs, examples_in
+from onebasin.functional import (
+    Inputs,
+    answers,
+    call_arguments,
+    check_class_numbers,
+    check_targets,
+    examples_in,
+    rows_of,
+    score,
+)
+from onebasin.posterior import check_classes
+from onebasin.state import State
 from onebasin.storage import map_tensors, read_header
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def likelihood_options(command: _Command) -> _Command:
-    """Add ``--likelihood`` and ``--noise``, which say how targets scatter."""
-    noise = click.option(
-        "--noise",
-        metavar="X",
-        help="Standard deviation of gaussian targets, or learned, for a model that gives means and log deviations.",
-    )
-    likelihood = click.option(
-        "--likelihood",
-        type=click.Choice(KINDS),
-        help="Of the targets. Default: categorical for whole-number types, which are classes, gaussian for floats; "
-        "floats that may be class labels are asked about.",
-    )
-    return likelihood(noise(command))
-
-
-def loss_option(command: _Command) -> _Command:
-    """Add ``--loss``, which says what networks are judged by on data."""
-    return click.option(
-        "--loss",
-        type=click.Choice(["cross-entropy", "mse"]),
-        help="On the data. Default: cross-entropy for targets of whole-number types, which are classes, mse for "
-        "floats; floats that may be class labels are asked about.",
-    )(command)
-
-
-_INPUT_FILES = ".npz or .safetensors with inputs (or x, X; inputs.NAME for each of several)"
-INPUT_GRAMMAR = f"a word such as digits, mnist:test or uci/boston (see sample), or {_INPUT_FILES}"
-GRAMMAR = f"{INPUT_GRAMMAR} and targets (or y, Y)"
 _FILES = (".npz", ".safetensors")
 _TEXT = re.compile(r"(?P<name>.+?)(?:#(?P<split>\d+))?(?::(?P<part>train|test|all))?", re.DOTALL)
 
@@ -71,37 +49,6 @@ class Examples:
         """Inputs and targets, where targets were asked for."""
         assert self.targets is not None
         return self.inputs, self.targets
-
-
-@dataclass(frozen=True)
-class Sources:
-    """What the options say about where data come from, and how they are scaled."""
-
-    directory: Path | None = None
-    download: bool = False
-    standardise: bool = False
-
-
-def data_options(command: _Command) -> Callable[..., Any]:
-    """Add ``--data-dir``, ``--download`` and ``--standardise``; the command receives them as one ``sources``."""
-
-    @wraps(command)
-    def gathered(*, data_dir: Path | None, download: bool, standardise: bool, **options: Any) -> Any:
-        return command(sources=Sources(data_dir, download, standardise), **options)
-
-    folder = click.option(
-        "--data-dir",
-        type=click.Path(path_type=Path, file_okay=False),
-        metavar="FOLDER",
-        help="Where mnist/, fashion-mnist/, cifar10/, cifar100/ and uci/ lie. Default: what ONEBASIN_DATA names.",
-    )
-    download = click.option("--download", is_flag=True, help="Fetch openml/NAME where it is not in the cache yet.")
-    standardise = click.option(
-        "--standardise",
-        is_flag=True,
-        help="Give every column of words and functions mean 0 and deviation 1, by the numbers of their training part.",
-    )
-    return folder(download(standardise(gathered)))
 
 
 def read(
@@ -139,11 +86,89 @@ def read_pair(source: str, limit: int | None = None, sources: Sources | None = N
     return read(source, limit=limit, sources=sources).pair
 
 
-def _read_word(text: str, sources: Sources) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of one part of a data set."""
+def some(found: Examples, most: int, seed: int) -> tuple[Examples, str]:
+    """The examples, or so many of them, chosen at random, in their order; and a sentence that says so, or nothing.
+
+    Args:
+        found: all of them.
+        most: how many are taken; 0 for all.
+        seed: of the choice.
+    """
+    count = examples_in(found.inputs)
+    if not most or count <= most:
+        return found, ""
+    rows = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:most].sort().values
+    arguments, named = rows_of(call_arguments(found.inputs), rows)
+    targets = None if found.targets is None else found.targets[rows]
+    sentence = f"{most:,} of {count:,} examples were taken, at random: --examples 0 takes all"
+    return Examples(named or arguments, targets), sentence
+
+
+def check_fit(model: nn.Module, state: State, inputs: Inputs, targets: Tensor | None = None, loss: str = "") -> None:
+    """Run one network on the first two examples, and refuse data that do not fit it; before the work, not after it.
+
+    Args:
+        model: the function.
+        state: one network.
+        inputs: all inputs.
+        targets: all targets, where there are any.
+        loss: what networks are judged by, "cross-entropy" or "mse"; others are not looked at.
+
+    Raises:
+        InputError: the model cannot read the inputs, or targets do not fit its outputs.
+    """
+    outputs = answers(model, state, inputs)
+    if targets is None:
+        return
+    check_targets(inputs, targets)
+    if loss == "cross-entropy":
+        check_classes(outputs[None])
+    if loss in LOSSES:
+        score(outputs, targets[: len(outputs)], loss)
+    if loss == "cross-entropy":
+        check_class_numbers(targets, outputs.shape[1])
+
+
+def read_dataset(source: str, sources: Sources | None = None) -> Dataset:
+    """Read training and test examples; what comes undivided is divided at random, three quarters to one.
+
+    Args:
+        source: what the user wrote: a word, a folder, an .npz file or a function, with `#3` for division number 3.
+        sources: where words are looked up.
+
+    Raises:
+        InputError: the source is one part of a data set, or holds one part only.
+        StorageError: the file is absent, damaged or something else.
+        ModelError: a function cannot be imported, or fails.
+    """
+    sources = sources or Sources()
+    word = _looked_up(source, sources)
+    if word.part is not None:
+        whole = source.removesuffix(f":{word.part}")
+        raise InputError(f"expected training and test examples, found {source}, one part of them: write {whole}")
+    dataset = word.parts.dataset(word.number)
+    if not len(dataset.train[0]) or not len(dataset.test[0]):
+        raise InputError(f"expected training and test examples in {source}, found one part only: add the other")
+    return dataset.standardised() if sources.standardise else dataset
+
+
+@dataclass(frozen=True)
+class _Word:
+    """What a text names: a source, the part of it, the number of the division (and whether it was given)."""
+
+    name: str
+    part: str | None
+    number: int
+    is_numbered: bool
+    parts: Parts
+    is_users: bool
+
+
+def _looked_up(text: str, sources: Sources) -> _Word:
+    """Read what a text names, not yet divided."""
     match = _TEXT.fullmatch(text)
     if match is None:
-        raise InputError(f"expected {GRAMMAR}, found {text!r}: write digits, for example")
+        raise InputError(f"expected {DATA_GRAMMAR}, found {text!r}: write digits, for example")
     name, part, number = match["name"], match["part"], int(match["split"] or 0)
     if _is_function(text, name):
         name, part = (name, part) if ":" in name else (text, None)
@@ -152,13 +177,20 @@ def _read_word(text: str, sources: Sources) -> tuple[Tensor, Tensor]:
         source = Path(name) if Path(name).suffix in _FILES else name
         is_users = Path(name).exists()
         parts = read_parts(source, Reading(sources.directory, number, sources.download))
+    return _Word(name, part, number, match["split"] is not None, parts, is_users)
+
+
+def _read_word(text: str, sources: Sources) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one part of a data set."""
+    word = _looked_up(text, sources)
+    name, part, number, parts, is_users = word.name, word.part, word.number, word.parts, word.is_users
     undivided = parts.train is not None and parts.test is None
-    if undivided and is_users and match["split"] is None and part in ("train", "test"):
+    if undivided and is_users and not word.is_numbered and part in ("train", "test"):
         raise InputError(
             f"{name} has no training and test part of its own: write {name} for everything, or {name}#0:train and "
             f"{name}#0:test for three quarters and a quarter of it, divided at random by the number"
         )
-    whole = part == "all" or (is_users and part is None and match["split"] is None)
+    whole = part == "all" or (is_users and part is None and not word.is_numbered)
     chosen = _whole(parts) if undivided and whole else parts.dataset(number)
     if sources.standardise:
         chosen = chosen.standardised()
@@ -227,7 +259,7 @@ def _stored(path: Path) -> list[str]:
     if path.suffix == ".safetensors":
         return list(read_header(path).entries)
     if path.suffix != ".npz":
-        raise InputError(f"data are read from {GRAMMAR}; found {path}: save them as one of these")
+        raise InputError(f"data are read from {DATA_GRAMMAR}; found {path}: save them as one of these")
     return stored_names(path)
 
 

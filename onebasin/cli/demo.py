@@ -5,9 +5,6 @@ from pathlib import Path
 import click
 
 from onebasin.cli.options import debug, seed_option
-from onebasin.cli.reproduce import run_with_progress
-from onebasin_papers.demo import STUDY, preset_settings
-from onebasin_papers.study import Workspace
 
 _WIDTH = 100  # characters in a line of the summary
 
@@ -37,7 +34,10 @@ def demo(*, output: Path, seed: int, only: tuple[str, ...], fresh: bool) -> None
       onebasin demo
       onebasin demo --seed 1 --output other/
     """  # noqa: D301 - click reads the backspace: keep these lines apart
+    from onebasin.cli.work.reproduce import run_with_progress
     from onebasin.reporting import write_report
+    from onebasin_papers.demo import STUDY, preset_settings
+    from onebasin_papers.study import Workspace
 
     record = run_with_progress(
         STUDY, Workspace(preset_settings(), seed, output), f"onebasin demo --seed {seed}", only=only, fresh=fresh

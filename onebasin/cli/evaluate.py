@@ -1,22 +1,12 @@
 """``onebasin evaluate``: a population and data -> what its predictions are worth, each number with its interval."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from onebasin.cli import data as examples
-from onebasin.cli.data import likelihood_options
-from onebasin.cli.networks import build, open_population_or_posterior
-from onebasin.cli.options import check_absent, debug, progress_bar
-from onebasin.cli.options import places as where_it_runs
-from onebasin.errors import InputError
-from onebasin.evaluation import evaluate as assess
-from onebasin.storage import make_folder, publish
-
-FORMAT = "onebasin evaluation 1"
-_GIVEN = ("likelihood", "noise", "draws", "n_resamples", "confidence_level", "bins")
+from onebasin.cli.options import data_options, debug, dtype_option, force_option, likelihood_options, places
+from onebasin.cli.words import INPUT_GRAMMAR
 
 
 @click.command()
@@ -26,7 +16,7 @@ _GIVEN = ("likelihood", "noise", "draws", "n_resamples", "confidence_level", "bi
 @click.option(
     "--ood",
     metavar="DATA",
-    help=f"Out-of-distribution inputs, to be told from those of DATA: {examples.INPUT_GRAMMAR}.",
+    help=f"Out-of-distribution inputs, to be told from those of DATA: {INPUT_GRAMMAR}.",
 )
 @click.option(
     "--reference",
@@ -40,10 +30,10 @@ _GIVEN = ("likelihood", "noise", "draws", "n_resamples", "confidence_level", "bi
     "--statistics",
     metavar="DATA",
     help="Inputs, such as those of training, on which the running statistics of norms are measured for each network "
-    f"from a posterior: {examples.INPUT_GRAMMAR}.",
+    f"from a posterior: {INPUT_GRAMMAR}.",
 )
 @click.option(
-    "--resamples",
+    "--n-resamples",
     "n_resamples",
     type=click.IntRange(min=2),
     metavar="N",
@@ -57,28 +47,19 @@ _GIVEN = ("likelihood", "noise", "draws", "n_resamples", "confidence_level", "bi
 )
 @click.option("--bins", type=click.IntRange(min=1), metavar="N", help="Bins of calibration errors. Default: 15.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Only the first N examples of each file.")
-@examples.data_options
+@data_options
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Seed of draws and intervals."
 )
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File for the record, as JSON text."
 )
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+@force_option
 @click.option("--json", "as_json", is_flag=True, help="Print the record instead of tables, and nothing else.")
-@where_it_runs
+@dtype_option
+@places
 @debug
-def evaluate(
-    *,
-    model: str,
-    population: Path,
-    data: str,
-    output: Path | None,
-    force: bool,
-    as_json: bool,
-    places: dict[str, Any],
-    **options: Any,
-) -> None:
+def evaluate(**options: Any) -> None:
     """Evaluate the average prediction of POPULATION on DATA.
 
     MODEL is path/to/file.py:factory or package.module:factory, as for discover. POPULATION is a population: a folder of
@@ -96,58 +77,6 @@ def evaluate(
       onebasin evaluate model.py:net posterior.safetensors test.npz --reference draws/ --json
       onebasin evaluate model.py:net posterior.safetensors test.npz --statistics train.npz
     """  # noqa: D301 - click reads the backspace: keep these lines apart
-    _check_output(output, force)
-    ood, reference, limit, seed = (options[name] for name in ("ood", "reference", "limit", "seed"))
-    given = {name: options[name] for name in _GIVEN if options[name] is not None}
-    if "noise" in given:
-        given["noise"] = _noise(given["noise"])
-    network = build(model, seed)
-    networks = open_population_or_posterior(population, network)
-    other = None if reference is None else open_population_or_posterior(reference, network)
-    pair = examples.read_pair(data, limit, options["sources"])
-    if options["statistics"] is not None:
-        given["statistics"] = examples.read(
-            options["statistics"], limit=limit, targets=False, sources=options["sources"]
-        ).inputs
-    far = None
-    if ood is not None:
-        far = examples.read(ood, limit=limit, targets=False, sources=options["sources"]).inputs
-    with progress_bar(f"evaluating {population}") as show:
-        evaluation = assess(
-            network,
-            networks,
-            pair,
-            ood=far,
-            reference=other,
-            seed=seed,
-            progress=show,
-            **places,
-            **given,
-        )
-    facts = {"model": model, "population": population, "data": data, "outside": ood, "reference": reference}
-    facts["statistics"] = options["statistics"]
-    given_text = {name: None if value is None else str(value) for name, value in facts.items()}
-    record = json.dumps({"format": FORMAT, "given": given_text, **evaluation.record()}, indent=1, allow_nan=False)
-    if output is not None:
-        publish(output, lambda file: file.write(f"{record}\n".encode()), replace=True)
-    click.echo(record if as_json else f"{evaluation}" + ("" if output is None else f"\n\n{output}"))
+    from onebasin.cli.work.evaluate import evaluate as work
 
-
-def _check_output(output: Path | None, force: bool) -> None:
-    """Raise before the work where the record cannot be written."""
-    if output is None:
-        return
-    check_absent(output, force)
-    make_folder(output.parent)
-
-
-def _noise(text: str) -> float | str:
-    """A standard deviation, or the word learned.
-
-    >>> _noise("0.5"), _noise("learned")
-    (0.5, 'learned')
-    """
-    try:
-        return "learned" if text == "learned" else float(text)
-    except ValueError as error:
-        raise InputError(f"expected --noise to be a number or learned, found {text!r}: give 0.1") from error
+    work(**options)

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from onebasin.cli.words import SIZE_GRAMMAR
 from onebasin.errors import InputError
-
-GRAMMAR = "[NAME=][KIND:]SIZE, as in 2x3x32x32, ids:2x16, ids30522:2x16, bool:2x8 or mask=bool:2x8"
 
 _PATTERN = re.compile(
     r"(?:(?P<name>[A-Za-z_]\w*)=)?(?:(?P<kind>float|bool|ids<?(?P<vocabulary>\d*)>?):)?(?P<size>\d+(?:x\d+)*)"
@@ -41,7 +40,7 @@ def parse(text: str) -> InputText:
     """
     match = _PATTERN.fullmatch(text.strip())
     if match is None:
-        raise InputError(f"{text!r} is not an input; expected {GRAMMAR}.")
+        raise InputError(f"{text!r} is not an input; expected {SIZE_GRAMMAR}.")
     shape = tuple(int(size) for size in match["size"].split("x"))
     if 0 in shape or match["vocabulary"] == "0":
         raise InputError(f"{text!r} is empty: each size must be at least 1, as in 2x3x32x32.")

@@ -1,28 +1,37 @@
-"""From ``package.module:factory`` or ``path/to/file.py:factory`` to a model, or to a function that gives data.
+"""From ``package.module:factory``, ``path/to/file.py:factory`` or a folder of transformers to a model; or to data.
 
 Everything that can go wrong here is in the user's file, so each failure is one sentence with the line and the remedy.
 """
 
+import copy
 import difflib
+import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
 import linecache
+import re
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
+from onebasin.cli.pretrained import load_pretrained
 from onebasin.errors import ModelError
+from onebasin.functional import select_output
 from onebasin.parallel import pickle_by_value
 from onebasin.storage import real_path
 
 _LISTED = 8  # names worth reading in one sentence
+
+
+_PART = re.compile(r"(?P<model>.+)\[(?P<part>\w+)\]")  # model.py:net[logits]
 
 
 @dataclass(frozen=True)
@@ -38,15 +47,70 @@ def load(reference: str) -> Loaded:
 
     Args:
         reference: ``package.module:factory`` or ``path/to/file.py:factory``. The factory is a function without
-            arguments that returns a module, a module class that needs no arguments, or a module.
+            arguments that returns a module, a module class that needs no arguments, or a module. Or a folder that
+            ``save_pretrained`` of transformers wrote. ``[logits]`` behind it chooses a part of what the model
+            returns.
+
+    Raises:
+        ModelError: with the place and the remedy.
+    """
+    if (chosen := _PART.fullmatch(reference)) is not None and not Path(reference).exists():
+        whole = load(chosen["model"])
+        part = chosen["part"]
+        return replace(whole, model=select_output(whole.model, int(part) if part.isdecimal() else part))
+    if Path(reference).is_dir():
+        return Loaded(*load_pretrained(Path(reference)))
+    module, name, source = _imported(reference)
+    model = _build(_find(module, name, source), name, source)
+    example_input = getattr(module, "example_input", None)
+    return Loaded(model, example_input if callable(example_input) else None)
+
+
+@dataclass(frozen=True)
+class Factory:
+    """What builds a model, again and again.
+
+    Attributes:
+        name: as in its file.
+        build: makes a model; takes `width` where `width` is not None.
+        width: what its argument of that name is by default; None where it has none.
+    """
+
+    name: str
+    build: Callable[..., nn.Module]
+    width: int | None
+
+
+def load_factory(reference: str) -> Factory:
+    """Import the file or module and find what builds its model, which may have a width.
+
+    Args:
+        reference: as for `load`. A factory with an argument `width` that is a number by default has a width.
 
     Raises:
         ModelError: with the place and the remedy.
     """
     module, name, source = _imported(reference)
-    model = _build(_find(module, name, source), name, source)
-    example_input = getattr(module, "example_input", None)
-    return Loaded(model, example_input if callable(example_input) else None)
+    found = _find(module, name, source)
+    if isinstance(found, nn.Module):
+        return Factory(name, lambda: copy.deepcopy(found), None)
+    default = inspect.signature(found).parameters.get("width") if callable(found) else None
+    width = default.default if default is not None and isinstance(default.default, int) else None
+    return Factory(
+        name, lambda **size: _build(functools.partial(found, **size) if size else found, name, source), width
+    )
+
+
+def fingerprint(reference: str) -> str:
+    """The reference, and a digest of the file that it names: another after every edit.
+
+    Args:
+        reference: as for `load`, of something that was loaded.
+    """
+    source = reference.rpartition(":")[0]
+    file = source if _is_file(source) else getattr(importlib.util.find_spec(source), "origin", None)
+    content = Path(file).read_bytes() if file and Path(file).is_file() else b""
+    return f"{reference} {hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def load_function(reference: str) -> Callable[[], Any]:
@@ -98,8 +162,11 @@ def _imported(reference: str) -> tuple[ModuleType, str, str]:
             f"{reference!r} names no factory: write path/to/file.py:factory or package.module:factory, where the "
             "factory is a function without arguments that returns the model."
         )
-    is_file = source.endswith(".py") or "/" in source or "\\" in source
-    return _import_file(Path(source)) if is_file else _import_module(source), name, source
+    return _import_file(Path(source)) if _is_file(source) else _import_module(source), name, source
+
+
+def _is_file(source: str) -> bool:
+    return source.endswith(".py") or "/" in source or "\\" in source
 
 
 def call_user_code(function: Callable[[], Any], what: str) -> Any:

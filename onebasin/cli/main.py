@@ -30,6 +30,7 @@ _VERBS = (
     "compact",
     "compare",
     "demo",
+    "diagnose",
     "discover",
     "evaluate",
     "import",

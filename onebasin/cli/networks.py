@@ -1,54 +1,38 @@
 """The architecture, the symmetry and the networks that a verb was given: ``--model``, ``--symmetry``, and paths."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import wraps
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import click
 import torch
 from torch import nn
 
 from onebasin.alignment import REFERENCES
 from onebasin.cli import inputs as example_inputs
 from onebasin.cli.load import Loaded, call_user_code, load
-from onebasin.cli.options import progress
+from onebasin.cli.options import Architecture
+from onebasin.cli.progress import progress
 from onebasin.errors import InputError, SpecError, StorageError, SymmetryError
 from onebasin.functional import check_fits, global_seed
-from onebasin.population import Population, is_there
-from onebasin.posterior import FORMAT as POSTERIOR
-from onebasin.posterior import Networks, Posterior, load_posterior
-from onebasin.state import Spec, State, TensorSpec, as_spec, check_finite, check_spec
-from onebasin.storage import read_header
+from onebasin.inference import is_run
+from onebasin.population import MANIFEST, Population, is_draws, is_pretrained, is_there
+from onebasin.posterior import Networks, Posterior, is_posterior, load_posterior
+from onebasin.state import State, TensorSpec, as_spec, check_finite, check_spec, shared_names
 from onebasin.symmetry import Symmetry, discover
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """What the options say about the architecture."""
-
-    reference: str | None
-    texts: tuple[str, ...]
-    vocabulary: int | None
-    file: Path | None
-    seed: int
-
-    @property
-    def given(self) -> bool:
-        """Whether they say anything."""
-        return self.reference is not None or self.file is not None
 
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A symmetry and, where ``--model`` was given, the model and its example input (which may still be missing)."""
+    """A symmetry and, where ``--model`` was given, the model and its example input (which may still be missing).
+
+    Networks are opened in `dtype`, or in that of their files where there is none.
+    """
 
     symmetry: Symmetry
     model: nn.Module | None
     inputs: Any
+    dtype: str | None = None
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -60,69 +44,6 @@ class Known:
         if self.model is None:
             raise InputError(f"{why} runs the networks, and a symmetry alone cannot: give --model too")
         return self.model
-
-
-def example_options(command: _Command) -> _Command:
-    """Add ``--input`` and ``--vocabulary``."""
-    vocabulary = click.option(
-        "--vocabulary",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Draw ids below this. Default: the size of the model's smallest embedding.",
-    )
-    texts = click.option(
-        "--input",
-        "texts",
-        multiple=True,
-        metavar="INPUT",
-        help=f"Example input: {example_inputs.GRAMMAR}. Repeat it for several. "
-        "Default: example_input() beside the factory.",
-    )
-    return texts(vocabulary(command))
-
-
-def architecture_options(command: _Command) -> Callable[..., Any]:
-    """Add the options that say what the networks are; the command receives them as one ``architecture``."""
-
-    @wraps(command)
-    def gathered(
-        *,
-        model: str | None,
-        texts: tuple[str, ...],
-        vocabulary: int | None,
-        file: Path | None,
-        seed: int,
-        **options: Any,
-    ) -> Any:
-        return command(architecture=Architecture(model, texts, vocabulary, file, seed), **options)
-
-    options = [
-        click.option(
-            "--model",
-            metavar="MODEL",
-            help="The networks' model: path/to/file.py:factory or package.module:factory, as for discover.",
-        ),
-        example_options,
-        click.option(
-            "--symmetry",
-            "file",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="Their symmetry, as written by discover --output: instead of --model, or beside it to save time.",
-        ),
-        click.option(
-            "--seed",
-            type=click.IntRange(min=0),
-            default=0,
-            metavar="N",
-            show_default=True,
-            help="Seed of whatever is drawn.",
-        ),
-    ]
-    decorated: Callable[..., Any] = gathered
-    for option in reversed(options):
-        decorated = option(decorated)
-    return decorated
 
 
 def example(loaded: Loaded, texts: tuple[str, ...], vocabulary: int | None, seed: int) -> Any:
@@ -142,12 +63,21 @@ def example(loaded: Loaded, texts: tuple[str, ...], vocabulary: int | None, seed
 
 
 def know(architecture: Architecture) -> Known:
-    """Build the model, and find its symmetry or read it from its file.
+    """Build the model, and find its symmetry or read it from its file."""
+    return discovered(prepare(architecture), architecture)
+
+
+def prepare(architecture: Architecture, networks: Path | None = None) -> Known:
+    """Build the model, or read the symmetry from its file: enough to check all else before a symmetry is discovered.
+
+    Without an architecture the model is that of `networks`, if these are a folder of ``save_pretrained``.
 
     Raises:
         InputError: neither was given.
         SymmetryError: the file holds the symmetry of another model.
     """
+    if not architecture.given and networks is not None and is_pretrained(networks):
+        architecture = replace(architecture, reference=str(networks))
     stored = None if architecture.file is None else _read_symmetry(architecture.file)
     if architecture.reference is None:
         if stored is None:
@@ -155,18 +85,25 @@ def know(architecture: Architecture) -> Known:
                 "Of which architecture are the networks? Give --model path/to/file.py:factory, or --symmetry FILE as "
                 "written by onebasin discover MODEL --output FILE."
             )
-        return Known(stored, None, None)
+        return Known(stored, None, None, architecture.dtype)
     with global_seed(architecture.seed):
         loaded = load(architecture.reference)
         inputs: Any = None
         if stored is None or architecture.texts or loaded.example_input is not None:
             inputs = example(loaded, architecture.texts, architecture.vocabulary, architecture.seed)
     if stored is None:
-        with progress(f"discovering the symmetries of {architecture.reference} ..."):
-            stored = discover(loaded.model, inputs, seed=architecture.seed)
-    elif architecture.file is not None:
-        _check_same(stored, loaded.model, architecture.file, architecture.reference)
-    return Known(stored, loaded.model, inputs)
+        return replace(shapes_of(loaded.model, architecture.dtype), inputs=inputs)
+    assert architecture.file is not None  # the symmetry is from there
+    _check_same(stored, loaded.model, architecture.file, architecture.reference)
+    return Known(stored, loaded.model, inputs, architecture.dtype)
+
+
+def discovered(known: Known, architecture: Architecture) -> Known:
+    """The same with its symmetry, which is discovered unless it was read from a file."""
+    if architecture.file is not None or known.model is None:
+        return known
+    with progress(f"discovering the symmetries of {architecture.reference or type(known.model).__name__}"):
+        return replace(known, symmetry=discover(known.model, known.inputs, seed=architecture.seed))
 
 
 def _read_symmetry(path: Path) -> Symmetry:
@@ -200,18 +137,15 @@ def open_networks(path: Path, known: Known, *, finite: bool = True) -> Populatio
 
     Floating-point tensors may have another precision than the model's: half-precision files are common.
     """
-    stored = Population.open(path).spec
-    spec = None
-    if known.model is not None or not known.shapes.keys() <= stored.keys():
-        spec = {name: TensorSpec(tuple(shape), _dtype(stored, name)) for name, shape in known.shapes.items()}
-    return Population.open(path, spec=spec, finite=finite)
-
-
-def _dtype(stored: Spec, name: str) -> torch.dtype:
-    """The dtype under a name, which may carry a prefix in the file."""
-    if name in stored:
-        return stored[name].dtype
-    return next((spec.dtype for stored_name, spec in stored.items() if stored_name.endswith(f".{name}")), torch.float32)
+    dtype: torch.dtype | None = None if known.dtype is None else getattr(torch, known.dtype)
+    if known.model is not None:
+        spec = as_spec(known.model)
+        tied = shared_names(known.model)
+        return Population.open(path, spec=spec, dtype=dtype or "stored", tied=tied, finite=finite)
+    shapes = {name: TensorSpec(tuple(shape), torch.float32) for name, shape in known.shapes.items()}
+    if not is_draws(path) and shapes.keys() <= set(Population.open(path, dtype=dtype).names):
+        return Population.open(path, dtype=dtype, finite=finite)  # a symmetry need not know every tensor
+    return Population.open(path, spec=shapes or None, dtype=dtype or "stored", finite=finite)
 
 
 def numbered(text: str) -> tuple[Path, int | None]:
@@ -248,8 +182,8 @@ def build(reference: str, seed: int) -> nn.Module:
         return load(reference).model
 
 
-def open_population_or_posterior(path: Path, model: nn.Module) -> Networks:
-    """The posterior in a file, or the networks that a word stands for, as for `Population.open`.
+def open_population_or_posterior(path: Path, model: nn.Module, dtype: str | None = None) -> Networks:
+    """The posterior in a file, or the networks that a word stands for, in a dtype, as for `Population.open`.
 
     Raises:
         StorageError: there is no such path, or it holds neither.
@@ -257,19 +191,29 @@ def open_population_or_posterior(path: Path, model: nn.Module) -> Networks:
     """
     if not is_there(path):
         raise StorageError(f"there is no {path}: give a population folder, files of networks, or a posterior's file")
-    posterior = posterior_in(path, model)
-    return open_networks(path, shapes_of(model), finite=False) if posterior is None else posterior
+    posterior = posterior_in(path, shapes_of(model))
+    return open_networks(path, shapes_of(model, dtype), finite=False) if posterior is None else posterior
 
 
-def posterior_in(path: Path, model: nn.Module) -> Posterior | None:
+def posterior_in(path: Path, known: Known) -> Posterior | None:
     """The posterior in a file, refused if it is one of another architecture; None where the path holds none."""
-    if path.suffix != ".safetensors" or not path.is_file() or read_header(path).metadata.get("onebasin") != POSTERIOR:
+    if not is_posterior(path):
         return None
     posterior = load_posterior(path)
-    check_fits(model, posterior.mean)
+    if known.model is not None:
+        check_fits(known.model, posterior.mean)
+    else:
+        shapes = {name: TensorSpec(tensor.shape, torch.float32) for name, tensor in posterior.spec.items()}
+        wanted = {name: TensorSpec(tuple(shape), torch.float32) for name, shape in known.shapes.items()}
+        check_spec({name: shapes[name] for name in wanted if name in shapes}, wanted, where=str(path))
     return posterior
 
 
-def shapes_of(model: nn.Module) -> Known:
+def shapes_of(model: nn.Module, dtype: str | None = None) -> Known:
     """A model without its symmetries."""
-    return Known(Symmetry((), {name: spec.shape for name, spec in as_spec(model).items()}), model, None)
+    return Known(Symmetry((), {name: spec.shape for name, spec in as_spec(model).items()}), model, None, dtype)
+
+
+def is_plain(folder: Path) -> bool:
+    """Whether a folder holds a population that is no run of a sampler, which would take hours to make again."""
+    return (folder / MANIFEST).exists() and not is_run(folder)

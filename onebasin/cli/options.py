@@ -1,23 +1,19 @@
-"""What several verbs share: ``--debug``, where work runs, and what shows progress."""
+"""Options that several verbs share: the architecture, data, where work runs, and outputs that are not replaced."""
 
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import click
-from rich.console import Console
 
-from onebasin.errors import InputError
-
-if TYPE_CHECKING:  # importing it takes torch, which --help does without
-    from onebasin.parallel import Progress
-
-_PATIENCE = 2.0  # seconds before progress is worth the flicker
+from onebasin.cli.words import LIKELIHOODS, LOSSES, SIZE_GRAMMAR
+from onebasin.errors import DiskError, InputError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -76,70 +72,213 @@ def places(command: _Command) -> _Command:
     return cast("_Command", gathered)
 
 
-def check_absent(path: Path, force: bool, choose: str = "--output") -> None:
-    """Refuse to replace a file without ``--force``; before the work, not after it.
+@dataclass(frozen=True)
+class Architecture:
+    """What the options say about the architecture."""
+
+    reference: str | None
+    texts: tuple[str, ...]
+    vocabulary: int | None
+    file: Path | None
+    seed: int
+    dtype: str | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether they say anything."""
+        return self.reference is not None or self.file is not None
+
+
+def example_options(command: _Command) -> _Command:
+    """Add ``--input`` and ``--vocabulary``."""
+    vocabulary = click.option(
+        "--vocabulary",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Draw ids below this. Default: the size of the model's smallest embedding.",
+    )
+    texts = click.option(
+        "--input",
+        "texts",
+        multiple=True,
+        metavar="INPUT",
+        help=f"Example input: {SIZE_GRAMMAR}. Repeat it for several. Default: example_input() beside the factory.",
+    )
+    return texts(vocabulary(command))
+
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+
+
+def dtype_option(command: _Command) -> _Command:
+    """Add ``--dtype``."""
+    return click.option(
+        "--dtype",
+        type=click.Choice(DTYPES),
+        help="Convert floating-point weights to this when they are read. Default: as stored, the same in all files.",
+    )(command)
+
+
+def architecture_options(command: _Command) -> Callable[..., Any]:
+    """Add the options that say what the networks are; the command receives them as one ``architecture``."""
+
+    @functools.wraps(command)
+    def gathered(
+        *,
+        model: str | None,
+        texts: tuple[str, ...],
+        vocabulary: int | None,
+        file: Path | None,
+        seed: int,
+        dtype: str | None,
+        **options: Any,
+    ) -> Any:
+        return command(architecture=Architecture(model, texts, vocabulary, file, seed, dtype), **options)
+
+    options = [
+        click.option(
+            "--model",
+            metavar="MODEL",
+            help="The networks' model: path/to/file.py:factory, package.module:factory or a folder of transformers, "
+            "as for discover.",
+        ),
+        example_options,
+        click.option(
+            "--symmetry",
+            "file",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Their symmetry, as written by discover --output: instead of --model, or beside it to save time.",
+        ),
+        click.option(
+            "--seed",
+            type=click.IntRange(min=0),
+            default=0,
+            metavar="N",
+            show_default=True,
+            help="Seed of whatever is drawn.",
+        ),
+        dtype_option,
+    ]
+    decorated: Callable[..., Any] = gathered
+    for option in reversed(options):
+        decorated = option(decorated)
+    return decorated
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What the options say about where data come from, and how they are scaled."""
+
+    directory: Path | None = None
+    download: bool = False
+    standardise: bool = False
+
+
+def data_options(command: _Command) -> Callable[..., Any]:
+    """Add ``--data-dir``, ``--download`` and ``--standardise``; the command receives them as one ``sources``."""
+
+    @functools.wraps(command)
+    def gathered(*, data_dir: Path | None, download: bool, standardise: bool, **options: Any) -> Any:
+        return command(sources=Sources(data_dir, download, standardise), **options)
+
+    folder = click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="FOLDER",
+        help="Where mnist/, fashion-mnist/, cifar10/, cifar100/ and uci/ lie. Default: what ONEBASIN_DATA names.",
+    )
+    download = click.option("--download", is_flag=True, help="Fetch openml/NAME where it is not in the cache yet.")
+    standardise = click.option(
+        "--standardise",
+        is_flag=True,
+        help="Give every column of words and functions mean 0 and deviation 1, by the numbers of their training part.",
+    )
+    return folder(download(standardise(gathered)))
+
+
+def likelihood_options(command: _Command) -> _Command:
+    """Add ``--likelihood`` and ``--noise``, which say how targets scatter."""
+    noise = click.option(
+        "--noise",
+        metavar="X",
+        help="Standard deviation of gaussian targets, or learned, for a model that gives means and log deviations.",
+    )
+    likelihood = click.option(
+        "--likelihood",
+        type=click.Choice(LIKELIHOODS),
+        help="Of the targets. Default: categorical for whole-number types, which are classes, gaussian for floats; "
+        "floats that may be class labels are asked about.",
+    )
+    return likelihood(noise(command))
+
+
+def loss_option(command: _Command) -> _Command:
+    """Add ``--loss``, which says what networks are judged by on data."""
+    return click.option(
+        "--loss",
+        type=click.Choice(LOSSES),
+        help="On the data. Default: cross-entropy for targets of whole-number types, which are classes, mse for "
+        "floats; floats that may be class labels are asked about.",
+    )(command)
+
+
+def force_option(command: _Command) -> _Command:
+    """Add ``--force`` of verbs that write files."""
+    return click.option("--force", is_flag=True, help="Replace files that exist.")(command)
+
+
+def check_output(path: Path, force: bool, choose: str = "--output", suffix: str = "") -> None:
+    """Refuse a file that exists without ``--force``, and a place that cannot be written; before the work, not after it.
 
     Raises:
-        InputError: the file exists, and there is no ``--force``.
+        InputError: the file exists and there is no ``--force``, or its ending is another one.
+        DiskError: its folder cannot be made or written.
     """
+    if suffix and path.suffix != suffix:
+        raise InputError(f"expected the name of a {suffix} file, found {choose} {path}: end it so")
     if path.exists() and not force:
         raise InputError(f"{path} exists: choose another {choose}, or give --force to replace it")
+    check_writable(path, choose)
 
 
-@contextmanager
-def progress(text: str) -> Iterator[None]:
-    """Show ``text`` with a spinner on stderr once the block takes long, and only on a terminal."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    status = console.status(text)
-    with _late(status.start, status.stop):
-        yield
+def check_writable(path: Path, choose: str = "--output") -> None:
+    """Make the folder that a file or folder will lie in, and refuse one that cannot be written."""
+    from onebasin.storage import make_folder
+
+    make_folder(path.parent)
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise DiskError(f"{path.parent} cannot be written by this user: choose another {choose}")
 
 
-@contextmanager
-def progress_bar(text: str) -> Iterator[Progress]:
-    """Show ``text`` with a bar on stderr once the block takes long, and only on a terminal.
+def remove_before(folder: Path, is_ours: bool, what: str, needed: Sequence[Path] = ()) -> None:
+    """Remove a folder that ``--force`` replaces, where it is what this verb writes.
 
-    Yields:
-        A function (members done, members, what is being done) that moves the bar. It starts again with each sweep, and
-        so does the time that is left.
+    Raises:
+        InputError: the folder holds something else, or what is still needed; it is left as it is.
     """
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda done, members, doing: None
+    from onebasin.storage import is_taken, real_path
+
+    if not is_taken(folder):
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-    from rich.table import Column
+    for path in needed:
+        if path.exists() and real_path(path).is_relative_to(real_path(folder)):
+            raise InputError(f"--force would remove {folder}, where {path} is read from: choose another --output")
+    if not is_ours:
+        raise InputError(
+            f"expected {what} in {folder} to replace, found something else, which --force does not remove: choose "
+            "another --output"
+        )
+    shutil.rmtree(folder)
 
-    # A column of its own wraps, so that a long sentence does not push the bar off the line.
-    columns = (
-        TextColumn("{task.description}", table_column=Column()),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+
+def examples_option(default: int) -> Callable[[_Command], _Command]:
+    """Return what adds ``--examples``: how many of many examples are enough."""
+    return click.option(
+        "--examples",
+        type=click.IntRange(min=0),
+        default=default,
+        metavar="N",
+        show_default=True,
+        help="Of more examples than this so many are chosen at random; 0 takes all.",
     )
-    bar = Bar(*columns, console=console, transient=True)
-    task = bar.add_task(text, total=None)
-
-    def show(done: int, members: int, doing: str) -> None:
-        if done < bar.tasks[0].completed:
-            bar.reset(task)
-        bar.update(task, completed=done, total=members, description=f"{text}: {doing}")
-
-    with _late(bar.start, bar.stop):
-        yield show
-
-
-@contextmanager
-def _late(start: Callable[[], None], stop: Callable[[], None]) -> Iterator[None]:
-    timer = threading.Timer(_PATIENCE, start)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        stop()

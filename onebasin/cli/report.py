@@ -1,13 +1,20 @@
-"""``onebasin report``: records of finished runs -> one page to look at."""
+"""``onebasin report``: whatever other verbs wrote -> one page to look at."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
-from onebasin.cli.options import debug
-from onebasin.reporting import read_record, write_report
+from onebasin.cli.options import debug, dtype_option
+from onebasin.errors import StorageError
+from onebasin.reporting import FILE, RECORD_FORMAT, Record, read_record
+from onebasin.reporting import report as write_page
 
 _SEVERAL = Path("onebasin-report")
+_MANIFEST = "population.json"  # of a population folder
+_NETWORKS = (".safetensors", ".pt", ".pth", ".npz", ".tgz", ".tar", ".nc")
 
 
 @click.command()
@@ -17,21 +24,125 @@ _SEVERAL = Path("onebasin-report")
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help=f"Folder of the page. Default: that of the run, or {_SEVERAL} for several.",
+    help=f"Folder of the page. Default: that of the run, NAME-report beside a file, {_SEVERAL} for several.",
 )
+@click.option("--title", default="", metavar="TEXT", help="Title of the page. Default: that of what is shown.")
 @click.option("--figures/--no-figures", default=True, show_default=True, help="Also save figures as SVG, PDF and PNG.")
+@click.option("--model", metavar="MODEL", help="Model of draws in .npz or .nc files: path/to/file.py:factory.")
+@dtype_option
+@click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 @debug
-def report(*, runs: tuple[Path, ...], output: Path | None, figures: bool) -> None:
-    """Show what finished runs found, on one page.
+def report(
+    *,
+    runs: tuple[Path, ...],
+    output: Path | None,
+    title: str,
+    figures: bool,
+    model: str | None,
+    dtype: str | None,
+    show: bool,
+) -> None:
+    """Show what other verbs wrote, on one page.
 
-    RUN is the folder of a run, or its record.json; several become chapters of one page. Nothing is computed anew. The
-    path of the page is printed last.
+    RUN is a folder of align, sample or import, the file of a posterior, a symmetry, the .json that evaluate, diagnose,
+    compare, prune or compact wrote, the folder of demo or reproduce, or networks in any form that align opens. Several
+    become sections of one page. No network is run. The path of the page is printed last.
 
     \b
-      onebasin report onebasin-demo/
+      onebasin report aligned/
+      onebasin report chain/ aligned/ posterior.safetensors evaluation.json -o page/ --open
       onebasin report reproduce-compact-quick/ reproduce-symmetry-quick/ -o both/
     """  # noqa: D301 - click reads the backspace: keep these lines apart
-    records = [read_record(run) for run in runs]
-    place = runs[0] if runs[0].is_dir() else runs[0].parent
-    goal = output or (place if len(runs) == 1 else _SEVERAL)
-    click.echo(str(write_report(records, goal, figures=figures)))
+    opening: dict[str, Any] = {}
+    if model is not None or dtype is not None:
+        import torch
+
+        from onebasin.cli.networks import build
+
+        opening = {"spec": None if model is None else build(model, seed=0)}
+        opening["dtype"] = "stored" if dtype is None else getattr(torch, dtype)
+    records = [record for run in runs for record in records_at(run, **opening)]
+    click.echo(str(write_page(output or _beside(runs), *records, title=title, figures=figures, open=show)))
+
+
+def _beside(runs: tuple[Path, ...]) -> Path:
+    if len(runs) > 1:
+        return _SEVERAL
+    run = runs[0]
+    if run.is_dir():
+        return run
+    return run.parent if run.name == FILE else run.with_name(f"{run.stem}-report")
+
+
+def records_at(path: Path, **opening: Any) -> list[Record]:
+    """What a path holds, as records; `opening` are keywords of `Population.open`.
+
+    Raises:
+        StorageError: there is nothing there that can be shown, or it is damaged.
+    """
+    if path.is_dir():
+        records = list(_of_folder(path, opening))
+        if records:
+            return records
+    elif path.suffix == ".json" and path.is_file():
+        return [_of_json(path)]
+    elif path.suffix in _NETWORKS and path.is_file():
+        return [_of_networks(path, opening).record()]
+    elif not path.exists():
+        raise StorageError(f"there is no {path}: give a folder or a file that a verb of onebasin wrote")
+    raise StorageError(
+        f"{path} holds nothing that can be shown: give a folder of networks, a record (.json) or a posterior "
+        "(.safetensors)"
+    )
+
+
+def _of_folder(path: Path, opening: dict[str, Any]) -> Iterator[Record]:
+    """Its records, its networks, and the posteriors beside them; a folder of checkpoints is a population, too."""
+    for file in sorted(path.glob("*.json"), key=lambda file: (file.name != FILE, file.name)):
+        if file.name == FILE or (file.name != _MANIFEST and _format_of(file) == RECORD_FORMAT):
+            yield read_record(file)
+    if (path / _MANIFEST).exists():
+        yield _of_networks(path, opening).record()
+        return
+    files = sorted(file for file in path.iterdir() if file.suffix in _NETWORKS)
+    if not files:
+        return
+    from onebasin.posterior import is_posterior
+
+    posteriors = [file for file in files if is_posterior(file)]
+    for file in posteriors:
+        yield _of_networks(file, opening).record()
+    if not posteriors:
+        yield _of_networks(path, opening).record()
+
+
+def _of_json(path: Path) -> Record:
+    if _format_of(path) == RECORD_FORMAT:
+        return read_record(path)
+    from onebasin.errors import SymmetryError
+    from onebasin.symmetry import Symmetry
+
+    try:
+        result: Any = Symmetry.from_json(path.read_text(encoding="utf-8"))
+    except (SymmetryError, ValueError):
+        return read_record(path)  # which says what is wrong with it
+    record: Record = result.record()
+    return record
+
+
+def _of_networks(path: Path, opening: dict[str, Any]) -> Any:
+    from onebasin.population import Population
+    from onebasin.posterior import is_posterior, load_posterior
+
+    if is_posterior(path):
+        return load_posterior(path)
+    return Population.open(path, **opening)
+
+
+def _format_of(path: Path) -> Any:
+    """What a JSON file says of its format; None where it is no such file."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content.get("format") if isinstance(content, dict) else None

@@ -1,15 +1,13 @@
-"""``onebasin reproduce``: the experiments of a paper, verdicts on its claims, and a report."""
+"""``onebasin reproduce``: the experiments of a paper, or the same on a user's own problem, verdicts, and a report."""
 
-import shlex
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
-from onebasin.cli.options import debug, progress_bar, seed_option
-from onebasin.reporting import Record, tally
-from onebasin_papers.study import Study, Workspace, run_study
+from onebasin.cli.options import data_options, debug, seed_option
+from onebasin.cli.sample import MethodName
+from onebasin.cli.words import OWN_EXAMPLES
 
 
 @click.command()
@@ -21,32 +19,39 @@ from onebasin_papers.study import Study, Workspace, run_study
     show_default=True,
     help="quick: embedded digits, minutes. full: the paper's networks and data, many hours; needs --data-dir.",
 )
+@click.option("--model", metavar="FILE:FACTORY", help="Own architecture, in place of the paper's.")
+@click.option("--data", metavar="DATA", help="Own data with classes, in place of the paper's; see sample.")
+@click.option("--ood", metavar="DATA", help="Foreign inputs for symmetry. Default: test inputs of --data, shuffled.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=2),
+    metavar="N",
+    help=f"At most N training, test and foreign examples of own data, evenly spread. Default: {OWN_EXAMPLES:,}; with "
+    "--preset full all.",
+)
+@click.option(
+    "--method",
+    type=MethodName(),
+    multiple=True,
+    metavar="FILE:METHOD",
+    help="Own sampling method, for rows beside the paper's; repeat it for several. Also a name, as mclmc.",
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="PART.KEY=VALUE", help="Another setting; repeat it. See --list."
+)
+@click.option("--list", "listed", is_flag=True, help="Show all parts with their settings and defaults, and stop.")
 @seed_option
 @click.option(
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of networks, record and report. Default: reproduce-PAPER-PRESET.",
+    help="Folder of networks, record and report. Default: reproduce-PAPER-PRESET, or reproduce-PAPER-own.",
 )
-@click.option(
-    "--data-dir",
-    type=click.Path(path_type=Path, file_okay=False),
-    envvar="ONEBASIN_DATA",
-    help="Folder with the data sets of the full preset: mnist/, fashion-mnist/, cifar10/. Also ONEBASIN_DATA.",
-)
+@data_options
 @click.option("--only", multiple=True, metavar="PART", help="Only this part; repeat it for several. See above.")
 @click.option("--fresh", is_flag=True, help="Begin again: remove the parts and networks that OUTPUT holds.")
 @debug
-def reproduce(
-    *,
-    paper: str,
-    preset: str,
-    seed: int,
-    output: Path | None,
-    data_dir: Path | None,
-    only: tuple[str, ...],
-    fresh: bool,
-) -> None:
+def reproduce(**options: Any) -> None:
     """Redo the experiments of PAPER, judge its claims, and write a report.
 
     \b
@@ -58,47 +63,17 @@ def reproduce(
     Networks and finished parts are kept in OUTPUT: the same command after an interruption goes on. The last lines
     are the verdicts and the path of the report.
 
+    With --model, --data and --method the same tables are made for a problem of one's own, without published numbers.
+    Parts that an architecture does not allow are left out with the reason.
+
     \b
       onebasin reproduce compact
       onebasin reproduce symmetry --only mass
       onebasin reproduce compact --preset full --data-dir data/
+      onebasin reproduce symmetry --model cnn.py:cnn --data fashion-mnist --ood mnist --method walk.py:Walk
+      onebasin reproduce compact --method mclmc --set table.chains=2 --set table.draws=50
+      onebasin reproduce compact --list
     """  # noqa: D301 - click reads the backspace: keep these lines apart
-    from onebasin.reporting import write_report
+    from onebasin.cli.work.reproduce import reproduce as work
 
-    module = import_module(f"onebasin_papers.{paper}")
-    folder = output or Path(f"reproduce-{paper}-{preset}")
-    workspace = Workspace(module.preset_settings(preset, None if data_dir is None else str(data_dir)), seed, folder)
-    record = run_with_progress(module.STUDY, workspace, _command(paper, preset, seed), only=only, fresh=fresh)
-    click.echo(f"\n{verdicts(record)}\n")
-    click.echo(str(write_report(record, folder)))
-
-
-def run_with_progress(
-    study: Study, workspace: Workspace[Any], command: str, *, only: tuple[str, ...] = (), fresh: bool = False
-) -> Record:
-    """Run a study, with a line and a bar for each part on stderr."""
-    try:
-        return run_study(
-            study,
-            workspace,
-            command,
-            only=only,
-            fresh=fresh,
-            tell=lambda text: click.echo(text, err=True),
-            watch=progress_bar,
-        )
-    except KeyboardInterrupt:
-        click.echo(f"what was finished is kept in {workspace.folder}: the same command goes on", err=True)
-        raise
-
-
-def verdicts(record: Record) -> str:
-    """One line for each claim, and one with their numbers."""
-    lines = [f"{claim.verdict}: {claim.text} Found: {claim.found}." for claim in record.claims]
-    return "\n".join([*lines, "", tally(record.claims)])
-
-
-def _command(paper: str, preset: str, seed: int) -> str:
-    """What makes the record again."""
-    words = ["onebasin", "reproduce", paper, "--preset", preset, "--seed", str(seed)]
-    return shlex.join(words)
+    work(**options)

@@ -3,7 +3,8 @@
 from onebasin.data.checksum import OFFICIAL
 from onebasin.data.dataset import Dataset, Parts, Scaling, split
 from onebasin.data.load import Reading, digits, load, photographs, read_parts
-from onebasin.data.npz import INPUTS, TARGETS, first_of, read_arrays, stored_names
+from onebasin.data.npz import INPUTS, TARGETS, first_of
+from onebasin.storage import read_arrays, stored_names
 
 __all__ = [
     "INPUTS",

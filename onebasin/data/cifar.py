@@ -24,9 +24,8 @@ from torch import Tensor
 
 from onebasin.data.checksum import verify
 from onebasin.data.dataset import Pair, Parts, as_inputs
-from onebasin.data.npz import read_arrays
 from onebasin.errors import StorageError, UnsafeFileError
-from onebasin.storage import check_pickle
+from onebasin.storage import check_pickle, read_arrays
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,4 +1,4 @@
-"""Arrays in one .npz file: never unpickled, and with their checksums compared, as every zip archive has some.
+"""Examples and tables in one .npz file.
 
 Examples are ``inputs`` and ``targets`` (or ``x``, ``y``, ``X``, ``Y``), perhaps with ``inputs_test`` and
 ``targets_test``. Tables with the splits that papers use are ``X`` (rows, features), ``y`` (rows,), and ``train_idx``
@@ -9,22 +9,19 @@ category.
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from onebasin.data.checksum import verify
 from onebasin.data.dataset import Pair, Parts, as_inputs, as_targets, check_columns
-from onebasin.errors import InputError, StorageError, UnsafeFileError
+from onebasin.errors import InputError, StorageError
+from onebasin.storage import read_arrays, stored_names
 
-INPUTS, TARGETS = ("inputs", "x", "X"), ("targets", "y", "Y")
-LARGEST = 8 << 30  # bytes of all arrays, unpacked
-_FREE, _RATIO = 256 << 20, 100  # unpacked bytes that any file may have, and so many times its own size
+INPUTS = ("inputs", "x", "X")
+TARGETS = ("targets", "y", "Y")
 _SHOWN = 8  # names worth reading in one sentence
 _FEW, _GAPS = 10_000, 10  # categories that any column may have, and so many times the rows
 _DIVISIONS = ("test_idx", "test_mask", "is_test")
@@ -74,62 +71,6 @@ def first_of(names: Iterable[str], stored: Iterable[str], path: Path) -> str:
     raise InputError(
         f"{path} should hold {wanted[0]} (or {', '.join(wanted[1:])}), found {listed or 'nothing'}: rename it"
     )
-
-
-def stored_names(path: Path) -> list[str]:
-    """The names in the file."""
-    with _archive(path) as archive:
-        return list(archive.files)
-
-
-def read_arrays(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-    """Arrays by name, as they are stored, in native byte order."""
-    with _archive(path) as archive:
-        return {name: _tensor(archive, name, path) for name in archive.files if wanted(name)}
-
-
-@contextmanager
-def _archive(path: Path) -> Iterator[Any]:
-    """An open .npz file; numpy would leave a damaged one open if it opened it itself."""
-    import numpy as np
-
-    with path.open("rb") as file:
-        try:
-            archive = np.load(file, allow_pickle=False)
-        except Exception as error:  # a damaged archive can fail in any way
-            raise StorageError(f"expected an .npz file, but {path} is damaged or none: save it again") from error
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise StorageError(f"expected an .npz file, found a single array in {path}: save it with np.savez")
-        _check_size(archive, path)
-        yield archive
-
-
-def _check_size(archive: Any, path: Path) -> None:
-    """Refuse what numpy never writes, and arrays beyond what the file can mean, before any is unpacked."""
-    entries = archive.zip.infolist()
-    size, most = sum(entry.file_size for entry in entries), min(LARGEST, _FREE + _RATIO * path.stat().st_size)
-    if size > most:
-        raise StorageError(f"expected at most {most:,} bytes of arrays in {path}, found {size:,}: use np.savez")
-    if any(entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for entry in entries):
-        raise StorageError(f"expected an .npz file as numpy writes it, found another packing in {path}: save it again")
-
-
-def _tensor(archive: Any, name: str, path: Path) -> Tensor:
-    try:
-        array = archive[name]
-        if array.dtype.kind == "c":
-            raise TypeError("torch would keep the real part only")
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
-    except TypeError as error:
-        raise InputError(f"{name} in {path} holds {array.dtype}, expected numbers: convert it first") from error
-    except ValueError as error:
-        if "allow_pickle" in str(error):
-            raise UnsafeFileError(
-                f"{name} in {path} holds Python objects, which only a pickle can load; it was not loaded: save numbers"
-            ) from error
-        raise StorageError(f"{name} in {path} cannot be read ({error}): save the file again") from error
-    except Exception as error:  # a cut archive, a wrong checksum
-        raise StorageError(f"{name} in {path} cannot be read ({error}): save the file again") from error
 
 
 def read_table(path: Path, split: int = 0, checksums: Mapping[str, str] | None = None) -> Parts:

@@ -22,9 +22,8 @@ import torch
 from torch import Tensor
 
 from onebasin.data.dataset import Parts, check_columns
-from onebasin.data.npz import read_arrays
 from onebasin.errors import InputError, StorageError, first_line
-from onebasin.storage import make_folder, publish
+from onebasin.storage import make_folder, publish, read_arrays
 
 VARIABLE = "ONEBASIN_CACHE"
 _UNKNOWN = (404, 412)  # OpenML says 412 for what it does not know

@@ -28,7 +28,15 @@ from onebasin.alignment import FORM, FORM_SCALES, ORDERS, align, canonicalise
 from onebasin.errors import InputError
 from onebasin.evaluation.distances import Distances, tensor_distances, weight_names
 from onebasin.evaluation.runs import Runs
-from onebasin.functional import Inputs, answers, pieces
+from onebasin.functional import (
+    AnyInputs,
+    Inputs,
+    OutputPart,
+    answers,
+    measured_of,
+    pieces,
+    select_output,
+)
 from onebasin.metrics import (
     FEWEST,
     bandwidths,
@@ -44,9 +52,25 @@ from onebasin.metrics import (
     weighted_statistics,
 )
 from onebasin.parallel import Executor, Progress, SerialExecutor, executor_for
-from onebasin.population import Population
-from onebasin.posterior import Output, predict
-from onebasin.reporting import table
+from onebasin.population import Population, check_population
+from onebasin.posterior import Quantity, predict
+from onebasin.reporting import (
+    SHOWN,
+    Axis,
+    Cell,
+    Column,
+    Figure,
+    Record,
+    Result,
+    Series,
+    Table,
+    as_number,
+    finite,
+    largest_first,
+    one_panel,
+    result_record,
+    table,
+)
 from onebasin.state import shared_names, trained_parameters
 from onebasin.symmetry import Symmetry
 
@@ -62,8 +86,8 @@ class Kernel:
     p_value: float = math.nan
 
 
-@dataclass(frozen=True)
-class MMDResult:
+@dataclass(frozen=True, repr=False)
+class MMDResult(Result):
     """The squared MMD of two populations in one space, mean over all kernels and bandwidths of the preset.
 
     Attributes:
@@ -84,6 +108,51 @@ class MMDResult:
     high: float
     p_value: float
     kernels: tuple[Kernel, ...]
+
+    def record(self) -> Record:
+        """A table of the whole and of each kernel, and the squared MMD by bandwidth."""
+        rows: tuple[tuple[Cell, ...], ...] = tuple(
+            (own.kernel, *map(as_number, (own.bandwidth, own.squared, own.explained, own.p_value)))
+            for own in self.kernels
+        )
+        lines = tuple(_line(kind, self.kernels) for kind in dict.fromkeys(own.kernel for own in self.kernels))
+        title = f"The squared MMD is {_short(self.squared)}, with p = {_p(self.p_value)}."
+        return result_record(
+            "mmd",
+            "Squared MMD of two populations in one space",
+            title,
+            (
+                Table("mmd", "All kernels together", _COLUMNS, (("all kernels", *_numbers(self)),)),
+                Table("kernels", "Each kernel by itself", _KERNELS, rows),
+                one_panel("bandwidths", "At which distance do they differ?", title, "points",
+                       Axis("bandwidth of the kernel", scale="log"), "squared MMD", series=lines),
+            ),
+            values=_plain(asdict(self)),
+        )  # fmt: skip
+
+
+_COLUMNS = (
+    Column(""),
+    Column("MMD^2", "unbiased estimate of the squared MMD, all members taken as independent", "lower", 4),
+    Column("from runs", "the part of it that comes from members sharing a run", digits=4),
+    Column("remainder", "the rest, with its bootstrap interval over runs", "lower", 4),
+    Column("p", "of the hypothesis that runs of both follow one law", digits=3),
+)
+_KERNELS = (Column("kernel"), Column("bandwidth", digits=4), *_COLUMNS[1:3], _COLUMNS[4])
+
+
+def _line(kind: str, kernels: Sequence[Kernel]) -> Series:
+    points = sorted((own.bandwidth, own.squared) for own in kernels if own.kernel == kind)
+    return Series(kind, tuple(width for width, _ in points), tuple(squared for _, squared in points))
+
+
+def _numbers(result: MMDResult) -> tuple[Any, ...]:
+    return (
+        as_number(result.squared),
+        as_number(result.explained),
+        as_number(result.remainder, result.low, result.high),
+        as_number(result.p_value),
+    )
 
 
 @dataclass(frozen=True)
@@ -107,8 +176,8 @@ class Compared:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Discrepancy:
+@dataclass(frozen=True, repr=False)
+class Discrepancy(Result):
     """The squared MMD of two populations of networks: raw, in normal forms, and of their functions.
 
     Attributes:
@@ -141,14 +210,66 @@ class Discrepancy:
         """Normal form -> squared MMD, raw included: how much hangs on the choice of a form."""
         return {form: compared.total.squared for form, compared in {"raw": self.raw, **self.normal_forms}.items()}
 
-    def as_dict(self) -> dict[str, Any]:
+    def record(self) -> Record:
+        """Tables and bars of the squared MMD: raw, in normal forms, of functions, and of each tensor."""
+        total = self._totals()
+        runs = "" if self.runs == self.members else f" of {self.runs[0]:,} and {self.runs[1]:,} runs"
+        said = [f"{_short(own.squared)} (p = {_p(own.p_value)}) {_WHERE.get(name, f'in the form {name}')}"
+                for name, own in total.items()]  # fmt: skip
+        answer = f"The squared MMD is {', '.join(said)}."
+        forms = Table(
+            "forms",
+            "Squared MMD with and without symmetries",
+            _COLUMNS,
+            tuple((name, *_numbers(own)) for name, own in total.items()),
+            "in brackets: bootstrap intervals over runs",
+        )
+        bars = _bars("", tuple(total.values()))
+        figure = one_panel("forms-bars", "How far are they apart, and how much of it is symmetry?", answer, "bars",
+                        Axis("", names=tuple(total)), "squared MMD beyond runs",
+                        series=(bars,))  # fmt: skip
+        layers = self._layers() if self.raw.layers else ()
+        every = (self.raw, *self.normal_forms.values())
+        notes = [*self.notes, *(note for compared in every for note in compared.notes)]
+        title = f"Discrepancy of {self.members[0]:,} and {self.members[1]:,} networks{runs}"
+        settings = {"preset": self.preset}
+        return result_record("discrepancy", title, (answer, *notes), (forms, *layers[:1], figure, *layers[1:]),
+                             values=self.to_dict(), settings=settings)  # fmt: skip
+
+    def _totals(self) -> dict[str, MMDResult]:
+        totals = {"raw": self.raw.total, **{form: found.total for form, found in self.normal_forms.items()}}
+        return totals | ({} if self.function is None else {"function": self.function})
+
+    def _layers(self) -> tuple[Table, Figure]:
+        """The squared MMD of each tensor, raw and in the first form."""
+        shown = list({"raw": self.raw, **self.normal_forms}.items())[:2]
+        names = largest_first(self.raw.layers, lambda name: self.raw.layers[name].squared)
+        columns = (Column("tensor"), *(Column(f"{what}, {form}", digits=4 if what == "MMD^2" else 3)
+                                       for form, _ in shown for what in ("MMD^2", "p")))  # fmt: skip
+        rows: tuple[tuple[Cell, ...], ...] = tuple(
+            (name, *(as_number(value) for _, found in shown
+                     for value in (found.layers[name].squared, found.layers[name].p_value)))
+            for name in names
+        )  # fmt: skip
+        drawn = tuple(names[:SHOWN])
+        series = tuple(_bars(form, [found.layers[name] for name in drawn])
+                       for form, found in shown)  # fmt: skip
+        more = "" if len(drawn) == len(names) else f" The {len(drawn)} largest of {len(names):,} tensors."
+        figure = one_panel("layers-bars", "In which tensors do they differ?",
+                        f"Without what members of one run share; p-values are not corrected for their number.{more}",
+                        "bars", Axis("", names=drawn), "squared MMD beyond runs",
+                        series=series)  # fmt: skip
+        note = "p-values are not corrected for being many"
+        return Table("layers", "Squared MMD of each tensor", columns, rows, note=note), figure
+
+    def to_dict(self) -> dict[str, Any]:
         """Plain numbers; what is not defined is None. Normal forms are under "forms", their older name."""
         numbers: dict[str, Any] = _plain(asdict(self))
         return {"forms" if name == "normal_forms" else name: value for name, value in numbers.items()}
 
     def to_json(self) -> str:
         """The same as JSON text."""
-        return json.dumps(self.as_dict(), indent=1)
+        return json.dumps(self.to_dict(), indent=1)
 
     def __str__(self) -> str:
         """Tables for people: one row for each form, then one for each tensor, raw and in the first form."""
@@ -161,10 +282,31 @@ class Discrepancy:
         ]
         for form, compared in list({"raw": self.raw, **self.normal_forms}.items())[:2]:
             if compared.layers:
-                parts.append(_table(form, compared.layers.items()))
+                layers = largest_first(compared.layers.items(), lambda item: item[1].squared)
+                parts.append(_table(form, layers[:SHOWN]))
+                if len(layers) > SHOWN:
+                    parts.append(f"{len(layers) - SHOWN:,} more tensors are in to_dataframe('layers')")
         every = (self.raw, *self.normal_forms.values())
         notes = [*self.notes, *(note for compared in every for note in compared.notes)]
         return "\n\n".join([*parts, *(["\n".join(notes)] if notes else [])])
+
+
+_WHERE = {"raw": "as the weights are", "function": "of the functions"}
+
+
+def _p(value: float) -> str:
+    return "unknown" if math.isnan(value) else f"{value:.3g}"
+
+
+def _bars(name: str, results: Sequence[MMDResult]) -> Series:
+    """Bars with heights and ends of errors; those without an interval have ends where they are."""
+    heights = tuple(finite(own.squared if math.isnan(own.remainder) else own.remainder) for own in results)
+    low, high = (
+        tuple(height if math.isnan(getattr(own, side)) else getattr(own, side)
+              for own, height in zip(results, heights, strict=True))
+        for side in ("low", "high")
+    )  # fmt: skip
+    return Series(name, tuple(range(len(heights))), heights, low, high)
 
 
 def _table(title: str, results: Iterable[tuple[str, MMDResult]]) -> str:
@@ -439,7 +581,7 @@ def compare_functions(
     a: Population,
     b: Population,
     inputs: Inputs,
-    output: Output | None = None,
+    quantity: Quantity | None = None,
     *,
     executor: Executor | None = None,
 ) -> MMDResult:
@@ -457,12 +599,14 @@ def compare_functions(
             f"expected networks that give floating-point numbers to compare their functions, found {answer.dtype}: "
             "wrap the model so that it returns its scores, not class numbers"
         )
-    output = output or ("probabilities" if answer.dim() > 1 and answer.shape[1] > 1 else "values")
+    quantity = quantity or ("probabilities" if answer.dim() > 1 and answer.shape[1] > 1 else "values")
     total: Distances | None = None
     where = executor or SerialExecutor()
     for piece in pieces(answer, len(a) + len(b), inputs, HELD):
         first, second = (
-            Population.from_stacked({"predictions": predict(model, population, piece, output=output, executor=where)})
+            Population.from_stacked(
+                {"predictions": predict(model, population, piece, quantity=quantity, executor=where)}
+            )
             for population in (a, b)
         )
         ((_, distances),) = tensor_distances(first, second, test.metrics, where)
@@ -481,8 +625,9 @@ def discrepancy(
     symmetry: Symmetry | None = None,
     normal_forms: str | Sequence[str] | None = None,
     model: nn.Module | None = None,
-    inputs: Inputs | None = None,
-    output: Output | None = None,
+    inputs: AnyInputs = None,
+    quantity: Quantity | None = None,
+    output: OutputPart = None,
     preset: str = "median",
     permutations: int = 999,
     n_resamples: int = 1000,
@@ -513,8 +658,10 @@ def discrepancy(
             "unit-norm/max" as in paper 2, `NORMAL_FORMS` for a table of how much hangs on it.
         model: with `inputs`, also compare what the networks compute.
         inputs: as the model takes them.
-        output: what is compared as the function, "probabilities" or "values", as in `predict`; by default
+        quantity: what is compared as the function, "probabilities" or "values", as in `predict`; by default
             probabilities where the networks give several outputs for an example, which are then taken for classes.
+        output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
+            or a number.
         preset: "median" (a Gaussian kernel at the median distance), "pooled" (Laplace and Gaussian kernels at ten
             bandwidths each), "paper" or "paper-floors" (those of paper 2). All but the first need l1 distances, which
             take many times as long. Bandwidths are taken anew in every normal form.
@@ -533,6 +680,10 @@ def discrepancy(
         InputError: an option cannot be used, or a population has fewer than 2 networks.
         SpecError: the networks do not fit together, or hold NaN.
     """
+    for each in (a, b):
+        check_population(each)
+    if model is not None:
+        model, inputs = select_output(model, output), measured_of(inputs, model)
     forms = _normal_forms(normal_forms, symmetry)
     names = weight_names(a, b, _frozen(symmetry, model))
     if min(len(a), len(b)) < 2:
@@ -557,7 +708,7 @@ def discrepancy(
 
     compared: dict[str, Compared] = {}
     function = None
-    with executor_for({"workers": workers, "executor": executor}) as opened:
+    with executor_for(workers, executor) as opened:
         show(0)
         raw, spreads = _compare(a, b, test, layers, opened, names)
         for step, form in enumerate(forms, 1):
@@ -568,7 +719,7 @@ def discrepancy(
                 compared[form] = replace(_compare(here, there, test, layers, opened, names, spreads)[0], notes=notes)
         if model is not None and inputs is not None:
             show(total - 1)
-            function = compare_functions(test, model, a, b, inputs, output, executor=opened)
+            function = compare_functions(test, model, a, b, inputs, quantity, executor=opened)
     notes = notes_on(runs, permutations=permutations, n_resamples=n_resamples)
     return Discrepancy((len(a), len(b)), runs.counts, runs.shares, preset, raw, compared, function, notes)
 

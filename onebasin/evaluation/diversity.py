@@ -17,7 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.functional import Inputs, Measured, answers, examples_in, pieces
+from onebasin.evaluation.figures import joint_figure
+from onebasin.functional import (
+    AnyInputs,
+    Inputs,
+    OutputPart,
+    answers,
+    examples_in,
+    inputs_of,
+    measured_of,
+    pieces,
+    select_output,
+)
 from onebasin.metrics import mutual_information, pairwise_mutual_information, pearson, spearman
 from onebasin.parallel import Executor, Progress, executor_for
 from onebasin.population import Population
@@ -31,7 +42,22 @@ from onebasin.posterior import (
     predict,
     stale_statistics,
 )
-from onebasin.reporting import table
+from onebasin.reporting import (
+    Axis,
+    Cell,
+    Column,
+    Figure,
+    Number,
+    Panel,
+    Record,
+    Result,
+    Series,
+    Table,
+    as_number,
+    one_panel,
+    result_record,
+    table,
+)
 
 LEVELS = (0.0, 0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 BINS = 40
@@ -81,8 +107,8 @@ class PairStatistics:
         )
 
 
-@dataclass(frozen=True)
-class Side:
+@dataclass(frozen=True, repr=False)
+class Side(Result):
     """One set of inputs.
 
     Attributes:
@@ -98,6 +124,57 @@ class Side:
     pairs: PairStatistics
     within: PairStatistics | None
     between: PairStatistics | None
+
+    def record(self) -> Record:
+        """A table and a histogram of the mutual information of pairs."""
+        answer = f"Two networks have {self.pairs.mean:.4g} nats on average, all together {self.population:.4g}."
+        title = f"Mutual information of {self.pairs.count:,} pairs of networks on {self.examples:,} inputs"
+        items = (_pairs_table({"all pairs": self}), _pairs_figure({"": self}, answer))
+        return result_record("side", title, answer, items, values=json.loads(json.dumps(_plain(self))))
+
+
+def _kinds(side: Side) -> dict[str, PairStatistics]:
+    """All pairs, and those within and between chains where both exist."""
+    if side.within is None or side.between is None:
+        return {"": side.pairs}
+    return {"": side.pairs, "within a chain": side.within, "between chains": side.between}
+
+
+_PAIRS = (
+    Column("pairs of networks"),
+    Column("pairs", digits=0),
+    *(Column(name, "mutual information in nats", digits=4) for name in
+      ("mean", "sd", "min", "5 %", "median", "95 %", "max")),
+)  # fmt: skip
+
+
+def _pairs_table(sides: dict[str, Side]) -> Table:
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (", ".join(filter(None, (name, kind))), Number(found.count), Number(found.mean), Number(found.sd),
+         *(Number(found.quantiles[level]) for level in (0.0, 0.05, 0.5, 0.95, 1.0)))
+        for name, side in sides.items() for kind, found in _kinds(side).items()
+    )  # fmt: skip
+    return Table("pairs", "Mutual information of pairs, in nats", _PAIRS, rows)
+
+
+def _pairs_figure(sides: dict[str, Side], caption: str) -> Figure:
+    panels = []
+    for name, side in sides.items():
+        kinds = _kinds(side)
+        drawn = {kind: kinds[kind] for kind in kinds if kind or len(kinds) == 1}
+        series = tuple(
+            Series(kind, _widened(found.edges), tuple(count / found.count for count in found.counts))
+            for kind, found in drawn.items()
+        )
+        panels.append(Panel("histogram", name, Axis("mutual information of a pair (nats)"), Axis("share of pairs"),
+                            series))  # fmt: skip
+    return Figure("pairs-histogram", "How much do two networks differ?", caption, tuple(panels))
+
+
+def _widened(edges: tuple[float, ...]) -> tuple[float, ...]:
+    """Edges of a histogram; a single bin without width gets one."""
+    half = 0.1 * abs(edges[0]) or 0.1
+    return (edges[0] - half, edges[-1] + half) if edges[0] == edges[-1] else edges
 
 
 @dataclass(frozen=True)
@@ -138,8 +215,8 @@ class Collapse:
     functions: int
 
 
-@dataclass(frozen=True, eq=False)
-class Diversity:
+@dataclass(frozen=True, eq=False, repr=False)
+class Diversity(Result):
     """Mutual information of pairs of networks, in nats: how much they differ as functions.
 
     Attributes:
@@ -169,7 +246,39 @@ class Diversity:
     ood_matrix: Tensor | None
     remarks: tuple[str, ...] = ()
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
+        """Tables of pairs; their joint density in and out of distribution, and histograms, as figures."""
+        sides = {"in distribution": self.in_distribution}
+        sides |= {} if self.ood is None else {"out of distribution": self.ood}
+        means = ", ".join(f"{side.pairs.mean:.4g} nats {name}" for name, side in sides.items())
+        answer = (
+            f"Two networks have a mutual information of {means} on average; {self.collapse.pairs:,} pairs are one "
+            f"function, which leaves {self.collapse.functions:,} different ones."
+        )
+        figures = [_pairs_figure(sides, answer)]
+        if self.ood_matrix is not None:
+            first, second = torch.triu_indices(len(self.matrix), len(self.matrix), 1)
+            near, far = self.matrix[first, second], self.ood_matrix[first, second]
+            figures.insert(0, joint_figure(near, far, self.pearson))
+        chosen = "" if len(self.networks) == self.of else f" chosen from {self.of:,}"
+        tables = [_pairs_table(sides)]
+        if self.closest:
+            rows = tuple(
+                (f"{pair.first} and {pair.second}", Number(pair.in_distribution), Number(pair.share),
+                 as_number(pair.ood),
+                 None if pair.same_chain is None else ("same" if pair.same_chain else "other"))
+                for pair in self.closest
+            )  # fmt: skip
+            tables.append(Table("closest", "Networks that are closest as functions", _CLOSEST, rows))
+        return result_record(
+            "diversity",
+            f"Diversity of {len(self.networks):,} networks{chosen}",
+            (answer, *self.remarks),
+            (*tables, *figures),
+            values=json.loads(self.to_json()),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers; without the matrices. Keys are older than the attributes: inside, outside."""
         closest = [asdict(pair) for pair in self.closest]
         for pair in closest:
@@ -187,8 +296,8 @@ class Diversity:
         }
 
     def to_json(self) -> str:
-        """The record as JSON text."""
-        return json.dumps(self.record(), indent=1, allow_nan=False)
+        """The same as JSON text."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
     def __str__(self) -> str:
         """Tables for people."""
@@ -217,6 +326,15 @@ class Diversity:
             lines += ["", table([titles, *map(_closest, self.closest)], rule=False)]
         lines += [line for said in self.remarks for line in ("", said)]
         return "\n".join(lines)
+
+
+_CLOSEST = (
+    Column("networks"),
+    Column("in distribution", "mutual information in nats", digits=4),
+    Column("of median", "the same by the median over pairs"),
+    Column("out of distribution", "mutual information in nats", digits=4),
+    Column("chain"),
+)
 
 
 def _plain(side: Side) -> dict[str, Any]:
@@ -320,13 +438,35 @@ class Pairs:
         )
 
 
-class Resampled(NamedTuple):
-    """A number, its standard error and the ends of its percentile interval over drawings of networks."""
-
+class _Resampled(NamedTuple):
     value: float
     error: float
     low: float
     high: float
+
+
+class Resampled(Result, _Resampled):
+    """A number, its standard error and the ends of its percentile interval over drawings of networks."""
+
+    def record(self) -> Record:
+        """A table of one row, and the number with its interval."""
+        title = "A number over pairs of networks"
+        text = f"{self.value:.4g} ± {self.error:.2g}, with an interval from {self.low:.4g} to {self.high:.4g}."
+        columns = (Column(""), *(Column(name, digits=4) for name in ("value", "standard error", "low", "high")))
+        point = Series("", (0.0,), (self.value,), (self.low,), (self.high,))
+        items = (
+            Table("numbers", title, columns, (("over pairs", *map(as_number, self)),)),
+            one_panel(
+                "interval",
+                title,
+                text,
+                "points",
+                Axis("", low=-1, high=1, names=("over pairs",)),
+                "value",
+                series=(point,),
+            ),
+        )
+        return result_record("resampled", title, text, items, values=self._asdict())
 
 
 def mean_of_pairs(
@@ -334,8 +474,8 @@ def mean_of_pairs(
 ) -> Resampled:
     """Mean over pairs of a symmetric matrix (M, M), whose diagonal does not count.
 
-    >>> mean_of_pairs(1 - torch.eye(5), torch.Generator(), n_resamples=10)
-    Resampled(value=1.0, error=0.0, low=1.0, high=1.0)
+    >>> tuple(mean_of_pairs(1 - torch.eye(5), torch.Generator(), n_resamples=10))
+    (1.0, 0.0, 1.0, 1.0)
     """
     return _resampled((_pairs_only(matrix),), _mean, generator, n_resamples, confidence_level)
 
@@ -424,14 +564,15 @@ _CELLS = 1 << 22  # probabilities that are looked at in float64 at a time
 def diversity(
     model: nn.Module,
     networks: Networks,
-    inputs: Inputs,
+    inputs: AnyInputs,
     *,
-    ood: Inputs | None = None,
+    output: OutputPart = None,
+    ood: AnyInputs = None,
     members: int = 1000,
     threshold: float = 0.1,
     closest: int = 10,
     draws: int = 100,
-    statistics: Measured = None,
+    statistics: AnyInputs = None,
     seed: int = 0,
     chunk: int | None = None,
     batch: int | None = None,
@@ -450,7 +591,9 @@ def diversity(
         model: the function of a classifier; left exactly as it was.
         networks: a Population, whose `chain` says which networks belong together; or a Posterior that is drawn from,
             with its components as chains.
-        inputs: inputs like those the networks were made for.
+        inputs: inputs like those the networks were made for, as in `predict`.
+        output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
+            or a number.
         ood: out-of-distribution inputs.
         members: largest number of networks that are compared. Of a larger Population so many are chosen at random by
             `seed`; a Posterior gives as many as `draws` says.
@@ -469,6 +612,8 @@ def diversity(
     Raises:
         InputError: there are fewer than two networks or two classes, or an option makes no sense.
     """
+    model = select_output(model, output)
+    inputs, ood, statistics = inputs_of(inputs, model), measured_of(ood, model), measured_of(statistics, model)
     if members < 2 or threshold < 0 or closest < 0:
         raise InputError(
             f"expected members >= 2, threshold >= 0 and closest >= 0, found {members}, {threshold} and {closest}: "
@@ -479,7 +624,7 @@ def diversity(
     options, notes = stale_statistics(model, networks, inputs, options)
     pairs = Pairs.of(len(numbers), networks_of(networks, len(numbers), seed).chain)
     ood_matrix: Tensor | None = None
-    with executor_for({"workers": workers, "executor": executor}) as opened:
+    with executor_for(workers, executor) as opened:
         options = replace(options, executor=opened)
         matrix, whole = _information(model, networks, inputs, options, opened)
         if ood is not None:
@@ -534,7 +679,7 @@ def _compared(shared: None, probabilities: Tensor) -> tuple[Tensor, float]:
 def _probabilities(model: nn.Module, networks: Networks, inputs: Inputs, options: PredictOptions) -> Tensor:
     """Probabilities of networks; for half precision in float32, because rounded probabilities do not sum to 1."""
     given = {option.name: getattr(options, option.name) for option in fields(options)}
-    scores = predict(model, networks, inputs, output="logits", **given)
+    scores = predict(model, networks, inputs, quantity="logits", **given)
     check_classes(scores)
     probabilities = scores.softmax(2) if scores.dtype.itemsize >= 4 else scores.softmax(2, dtype=torch.float32)
     check_nan(probabilities, 0)

@@ -16,11 +16,33 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.functional import Inputs, Measured, check_targets, kind_of_targets
+from onebasin.evaluation.figures import (
+    ScoreHistogram,
+    coverage_curve,
+    coverage_figure,
+    reliability_figure,
+    score_figure,
+)
+from onebasin.functional import (
+    AnyInputs,
+    Bound,
+    Data,
+    Inputs,
+    Measured,
+    OutputPart,
+    batches,
+    check_labels,
+    check_rows,
+    kind_of_targets,
+    measured_of,
+    pair_of,
+    select_output,
+)
 from onebasin.metrics import (
     CLASS_METRICS,
     COLDEST,
     Counts,
+    Reliability,
     agreement,
     as_class_numbers,
     best_temperature,
@@ -30,6 +52,7 @@ from onebasin.metrics import (
     interval,
     log_density,
     ood_scores,
+    reliability,
     resampled,
     rmse,
     separation,
@@ -40,7 +63,8 @@ from onebasin.metrics import (
 )
 from onebasin.parallel import Executor, Progress, executor_for
 from onebasin.population import Population
-from onebasin.posterior import Networks, Posterior, Predictive, PredictOptions, predict, stale_statistics
+from onebasin.posterior import Networks, Posterior, Predictive, PredictOptions, first_of, predict, stale_statistics
+from onebasin.reporting import Cell, Column, Figure, Record, Result, Table, as_number, result_record
 
 # Attribute -> its key in the record, which is older than the attribute.
 _GROUPS = {"in_distribution": "inside", "tempered": "tempered", "ood": "outside", "reference": "reference"}
@@ -53,16 +77,25 @@ _TITLES = {
 
 
 class Estimate(NamedTuple):
-    """A number and its bootstrap interval over examples; both ends are NaN where there is none to be trusted."""
+    """A number and its bootstrap interval over examples; both ends are NaN where there is none to be trusted.
+
+    >>> Estimate(0.98432, 0.98, 0.99), Estimate(0.98432, math.nan, math.nan)
+    (0.9843 [0.9800, 0.9900], 0.9843 (no interval))
+    """
 
     value: float
     low: float
     high: float
 
+    def __repr__(self) -> str:
+        if math.isnan(self.low) and math.isnan(self.high):
+            return f"{self.value:.4f} (no interval)"
+        return f"{self.value:.4f} [{self.low:.4f}, {self.high:.4f}]"
 
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """The numbers of `onebasin.evaluate`. Print it, or take `record`.
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation(Result):
+    """The numbers of `onebasin.evaluate`.
 
     Attributes:
         kind: "categorical", "bernoulli" or "gaussian", the likelihood of the targets.
@@ -79,6 +112,9 @@ class Evaluation:
         reference: agreement and total_variation with the reference's average predictive.
         settings: how it was done.
         remarks: sentences about numbers that are not there, or that may mislead.
+        reliability: confidence and accuracy in bins of the confidence; None for values.
+        scores: of each score of `detection` its counts in bins, in and out of distribution.
+        coverage: of values, the share of targets inside central intervals of 5, 10, ... 95 and 99 %.
     """
 
     kind: str
@@ -93,14 +129,74 @@ class Evaluation:
     reference: Mapping[str, Estimate] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    reliability: Reliability | None = None
+    scores: Mapping[str, ScoreHistogram] = field(default_factory=dict)
+    coverage: tuple[float, ...] = ()
 
-    def record(self) -> dict[str, Any]:
-        """Everything as plain dicts, lists and numbers; each estimate is {"value", "low", "high"}.
+    def record(self) -> Record:
+        """Tables of all numbers; reliability, scores in and out of distribution, or coverage as figures."""
+        figures: list[Figure] = []
+        if self.reliability is not None:
+            figures.append(reliability_figure(self.reliability, self.in_distribution["ece"].value))
+        if self.scores:
+            figures.append(score_figure(self.scores, {s: own["auroc"].value for s, own in self.detection.items()}))
+        if self.coverage:
+            asked = {
+                float(name.removeprefix("coverage_")) / 100: estimate
+                for name, estimate in self.in_distribution.items()
+                if name.startswith("coverage_")
+            }
+            figures.append(coverage_figure(self.coverage, asked))
+        return result_record(
+            "evaluation",
+            f"Evaluation of {self._networks} on {self.examples:,} examples",
+            (self._answer(), *self.remarks),
+            (*self._tables(), *figures),
+            values=self.to_dict(),
+            settings=dict(self.settings),
+        )
+
+    def _answer(self) -> str:
+        said = [f"{_words(name)} {estimate}" for name, estimate in self.in_distribution.items()]
+        wanted = ("accuracy", "rmse", "nll", "ece")
+        chosen = [text for name, text in zip(self.in_distribution, said, strict=True) if name in wanted] or said[:2]
+        best = max((own["auroc"] for own in self.detection.values()), key=lambda area: area.value, default=None)
+        ood = "" if best is None else f"; out-of-distribution inputs are told apart with an AUROC of {best}"
+        return f"The average predictive has {', '.join(chosen)}{ood}."
+
+    def _tables(self) -> list[Table]:
+        level = self.settings.get("level")
+        errors = "" if level is None else f"in brackets: {level:.0%} bootstrap intervals over examples"
+        rows: tuple[tuple[Cell, ...], ...] = tuple(
+            (_words(name), _TITLES[group] + (f" (T = {self.temperature:.4g})" if group == "tempered" else ""),
+             as_number(*estimate))
+            for group in _GROUPS for name, estimate in getattr(self, group).items()
+        )  # fmt: skip
+        columns: tuple[Column, ...] = (Column("metric"), Column("where"), Column("value", digits=4))
+        tables = [Table("metrics", "What the predictions are worth", columns, rows, errors)]
+        if self.detection:
+            names = list(next(iter(self.detection.values())))
+            rows = tuple(
+                (_words(score), *(as_number(*own[name]) for name in names)) for score, own in self.detection.items()
+            )
+            columns = (Column("score"), *(Column(_words(name), digits=4) for name in names))
+            title = "Telling out-of-distribution inputs from the examples"
+            tables.append(Table("detection", title, columns, rows, errors))
+        return tables
+
+    @property
+    def _networks(self) -> str:
+        return f"{self.members:,} network{'' if self.members == 1 else 's'}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers as plain dicts and lists, without those of the figures; an estimate is {"value", "low", "high"}.
 
         JSON has no infinity: a number that is infinite or not a number is None here, and null in the text. The tables
         of `str` show it.
         """
-        record = asdict(self) | {"remarks": list(self.remarks)}
+        record = asdict(replace(self, reliability=None, scores={}, coverage=())) | {"remarks": list(self.remarks)}
+        for name in ("reliability", "scores", "coverage"):
+            del record[name]
         record["outside_examples"] = record.pop("ood_examples")
         for group, key in _GROUPS.items():
             del record[group]
@@ -112,14 +208,13 @@ class Evaluation:
         return record
 
     def to_json(self) -> str:
-        """The record as JSON text; null stands for what is infinite."""
-        return json.dumps(self.record(), indent=1, allow_nan=False)
+        """The same as JSON text; null stands for what is infinite."""
+        return json.dumps(self.to_dict(), indent=1, allow_nan=False)
 
     def __str__(self) -> str:
         """Tables for people: each number, and its interval in brackets."""
-        networks = f"{self.members:,} network{'' if self.members == 1 else 's'}"
         ood = f", {self.ood_examples:,} out-of-distribution inputs" if self.ood_examples else ""
-        lines = [f"{networks}, {self.examples:,} examples{ood}, {self.kind}"]
+        lines = [f"{self._networks}, {self.examples:,} examples{ood}, {self.kind}"]
         for group in _GROUPS:
             numbers: Mapping[str, Estimate] = getattr(self, group)
             if not numbers:
@@ -127,9 +222,7 @@ class Evaluation:
             temperature = f" (T = {self.temperature:.4g})" if group == "tempered" else ""
             lines += ["", f"{_TITLES[group]}{temperature}"]
             width = max(map(len, numbers))
-            lines += [
-                f"  {_words(name).ljust(width)}  {_cell(estimate)}".rstrip() for name, estimate in numbers.items()
-            ]
+            lines += [f"  {_words(name).ljust(width)}  {estimate}".rstrip() for name, estimate in numbers.items()]
         return "\n".join([*lines, *self._detection(), *[line for said in self.remarks for line in ("", said)]])
 
     def _detection(self) -> list[str]:
@@ -137,7 +230,7 @@ class Evaluation:
             return []
         columns = list(next(iter(self.detection.values())))
         first = max(map(len, self.detection))
-        cells = {score: [_cell(numbers[name]) for name in columns] for score, numbers in self.detection.items()}
+        cells = {score: [str(numbers[name]) for name in columns] for score, numbers in self.detection.items()}
         widths = [max(len(row[place]) for row in cells.values()) for place in range(len(columns))]
         head = "  ".join(_words(name).ljust(width) for name, width in zip(columns, widths, strict=True))
         rows = [
@@ -158,19 +251,6 @@ def _plain(estimate: Estimate) -> dict[str, float | None]:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _cell(estimate: Estimate) -> str:
-    """A number with its interval.
-
-    >>> _cell(Estimate(0.98432, 0.98, 0.99))
-    '0.9843 [0.9800, 0.9900]'
-    >>> _cell(Estimate(0.98432, math.nan, math.nan))
-    '0.9843 (no interval)'
-    """
-    if math.isnan(estimate.low) and math.isnan(estimate.high):
-        return f"{estimate.value:.4f} (no interval)"
-    return f"{estimate.value:.4f} [{estimate.low:.4f}, {estimate.high:.4f}]"
 
 
 # Counts of the examples of each sample (draws, examples) -> numbers by name (draws,); None: the samples as they are.
@@ -359,6 +439,11 @@ def detection_numbers(
     return result
 
 
+def _histograms(in_distribution: Predictive, ood: Predictive) -> dict[str, ScoreHistogram]:
+    near, far = (ood_scores(own.mean, own.logits, own.mutual_information) for own in (in_distribution, ood))
+    return {name: ScoreHistogram.of(near[name], far[name]) for name in near}
+
+
 def _losses(logs: Tensor, targets: Tensor) -> Tensor:
     """-log p(target) of each example, from logarithms: an NLL that does not underflow."""
     return -logs.gather(1, as_class_numbers(targets, logs)[:, None]).squeeze(1)
@@ -437,9 +522,10 @@ _NO_TEMPERATURE = (
 def evaluate(
     model: nn.Module,
     networks: Networks,
-    data: tuple[Inputs, Tensor],
+    data: Data,
     *,
-    ood: Inputs | None = None,
+    output: OutputPart = None,
+    ood: AnyInputs = None,
     reference: Networks | Tensor | None = None,
     likelihood: str | None = None,
     noise: Noise = None,
@@ -448,7 +534,7 @@ def evaluate(
     n_resamples: int = 1000,
     confidence_level: float = 0.95,
     draws: int | None = None,
-    statistics: Measured = None,
+    statistics: AnyInputs = None,
     seed: int = 0,
     chunk: int | None = None,
     batch: int | None = None,
@@ -472,8 +558,12 @@ def evaluate(
     Args:
         model: the function; left exactly as it was.
         networks: a Population, or a Posterior, from which networks are drawn.
-        data: (inputs, targets). Inputs are a tensor, a tuple of positional or a dict of keyword inputs.
-        ood: out-of-distribution inputs, to be told from those of `data`; for classifiers.
+        data: (inputs, targets), tensors or arrays, inputs as in `predict`; a Dataset or DataLoader of pairs or of
+            dicts (read once, its order kept); or rows of a Hugging Face data set. Of dicts and rows the targets are the
+            column label, labels, target, targets or y, and the inputs all others: `columns` names them otherwise.
+        output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
+            or a number.
+        ood: out-of-distribution inputs, as in `predict`, to be told from those of `data`; for classifiers.
         reference: other networks of the same model, or their average predictive (examples, classes) for these inputs;
             for classifiers. A reference posterior is drawn from with `seed` + 1.
         likelihood: "categorical" for class numbers, "bernoulli" for targets 0 or 1 and one logit, "gaussian" for
@@ -501,8 +591,9 @@ def evaluate(
     Warns:
         StatisticsWarning: draws have running statistics that are not their own; the remarks say so too.
     """
-    inputs, targets = data[0], torch.as_tensor(data[1])
-    check_targets(inputs, targets)
+    model = select_output(model, output)
+    inputs, targets = pair_of(data, model)
+    ood, statistics = measured_of(ood, model), measured_of(statistics, model)
     kind = kind_of_targets(targets, likelihood, noise)
     _check_idle(networks, reference, draws, statistics)
     if kind == "gaussian" and (ood is not None or reference is not None):
@@ -523,7 +614,7 @@ def evaluate(
         options = replace(options, statistics=False)  # the warning has been given
     resampling = Resampling(n_resamples, confidence_level, seed)
     settings = {"level": confidence_level, "seed": seed, "method": "bca", "resamples": n_resamples}
-    with executor_for({"workers": workers, "executor": executor}) as opened:
+    with executor_for(workers, executor) as opened:
         options = replace(options, executor=opened)
         if kind == "gaussian":
             numbers = _values(model, networks, inputs, targets, noise, coverage, resampling, options)
@@ -545,9 +636,12 @@ def _values(
     options: PredictOptions,
 ) -> Evaluation:
     given = {option.name: getattr(options, option.name) for option in fields(options)}
-    outputs = predict(model, networks, inputs, output="values", **given)
-    numbers = value_numbers(outputs, targets.to(outputs.device), noise, coverage, resampling)
-    return Evaluation("gaussian", len(outputs), len(targets), 0, numbers)
+    outputs = predict(model, networks, inputs, quantity="values", **given)
+    goals = targets.to(outputs.device)
+    numbers = value_numbers(outputs, goals, noise, coverage, resampling)
+    means, spread = gaussians(outputs, goals.double(), noise)
+    curve = coverage_curve(means, goals.double(), spread)
+    return Evaluation("gaussian", len(outputs), len(targets), 0, numbers, coverage=curve)
 
 
 def _classes(
@@ -563,12 +657,21 @@ def _classes(
     options: PredictOptions,
 ) -> Evaluation:
     prepare = partial(class_logits, kind=kind)
+    rows, call = next(batches(inputs, options.sample_size()))
+    few = Bound(model, first_of(options.networks(networks)))(call)
+    check_rows(few, rows.stop - rows.start)
+    shown = prepare(few[None])[0]
+    goals = _class_numbers(targets, kind)
+    check_labels(goals, shown)  # before all networks run
     predictive = Predictive.of(model, networks, inputs, options, prepare=prepare)
-    goals = _class_numbers(targets, kind).to(predictive.logits.device)
+    goals = goals.to(predictive.logits.device)
     numbers = predictive_numbers(predictive, goals, bins, resampling)
     temperature, cooled = tempered_numbers(predictive.log_mean, goals, bins, resampling)
     remarks = (_NO_TEMPERATURE.format(len(goals) // 2),) if temperature is None and len(goals) > 1 else ()
-    evaluation = Evaluation(kind, predictive.members, len(goals), 0, numbers, temperature, cooled, remarks=remarks)
+    evaluation = Evaluation(
+        kind, predictive.members, len(goals), 0, numbers, temperature, cooled, remarks=remarks,
+        reliability=reliability(predictive.mean, goals, bins),
+    )  # fmt: skip
     if ood is not None:
         far = Predictive.of(model, networks, ood, options, prepare=prepare)
         information = mean_estimator({"mutual_information": far.mutual_information})
@@ -577,6 +680,7 @@ def _classes(
             ood_examples=len(far.logits),
             ood=estimates(information, [len(far.logits)], resampling),
             detection=detection_numbers(predictive, far, resampling),
+            scores=_histograms(predictive, far),
         )
     if reference is not None:
         if not isinstance(reference, Tensor):

@@ -9,6 +9,7 @@ one walk over the modules for an `Inventory`, and a comparison of its containers
 from __future__ import annotations
 
 import contextlib
+import re
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from onebasin.errors import InputError, SpecError
+from onebasin.errors import InputError, SlowWarning, SpecError, first_line
+from onebasin.functional.output import one_tensor
 from onebasin.state import State, TensorSpec, as_spec, check_spec, shared_names, spec_of
 
 Inputs = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
@@ -212,7 +214,9 @@ def examples_in(inputs: Inputs) -> int:
     """
     tensors = [leaf for leaf in tree_leaves(call_arguments(inputs)) if isinstance(leaf, Tensor) and leaf.dim()]
     lengths = {len(tensor) for tensor in tensors}
-    if len(lengths) != 1 or lengths == {0}:
+    if lengths == {0}:
+        raise InputError(f"the data hold no examples, found inputs {tuple(tensors[0].shape)}: give at least one")
+    if len(lengths) != 1:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors) or "no tensor"
         raise InputError(
             f"expected input tensors with one and the same number of examples on the first axis, found {shapes}: "
@@ -247,10 +251,11 @@ def check_targets(inputs: Inputs, targets: Tensor) -> None:
     Raises:
         InputError: their number is another.
     """
-    if not targets.dim() or examples_in(inputs) != len(targets):
+    examples = examples_in(inputs)
+    if not targets.dim() or examples != len(targets):
+        found = f"{len(targets)} targets" if targets.dim() else "a single number"
         raise InputError(
-            f"expected one target for each of {examples_in(inputs)} examples, found targets {tuple(targets.shape)}: "
-            "give targets of the same length"
+            f"expected one target for each of {examples} examples, found {found}: give as many targets as inputs"
         )
 
 
@@ -349,10 +354,42 @@ def run_with(model: nn.Module, tensors: Mapping[str, Tensor], call: Call) -> Any
     try:
         return functional_call(model, dict(tensors), arguments, options, tie_weights=False)
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise InputError(
-            f"{type(model).__name__} could not be called with ({described(call)}): "
-            f"{type(error).__name__}: {error}. Give inputs of the shapes and dtypes that its forward expects"
-        ) from error
+        raise call_error(model, call, error) from error
+
+
+_SIZES = (  # what torch says of sizes that do not fit, and which of the numbers are the expected and the found one
+    (re.compile(r"mat1 and mat2 shapes cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)"), "features", (2, 1)),
+    (re.compile(r"to have (\d+) channels, but got (\d+) channels"), "channels", (1, 2)),
+    (re.compile(r"input\.size\(-1\) must be equal to input_size\. Expected (\d+), got (\d+)"), "features", (1, 2)),
+)
+
+
+def call_error(model: nn.Module, call: Call, error: BaseException) -> InputError:
+    """The sentence for a call that a model refuses: sizes and dtypes where they can be told, else torch's first line.
+
+    Args:
+        model: the module.
+        call: the arguments.
+        error: what the call ended with.
+    """
+    where = f"{type(model).__name__} could not be called with ({described(call)})"
+    for pattern, what, (expected, found) in _SIZES:
+        if match := pattern.search(str(error)):
+            return InputError(
+                f"{where}: one of its layers expects {match[expected]} {what} and was given {match[found]}; give "
+                "inputs of the shape that its forward expects"
+            )
+    tensors = [leaf for leaf in tree_leaves(call) if isinstance(leaf, Tensor)]
+    parameters = {value.dtype for value in model.parameters() if value.is_floating_point()}
+    if parameters and any(leaf.dtype == torch.uint8 for leaf in tensors):
+        return InputError(
+            f"{where}: its inputs are whole numbers of the type uint8 and its weights {min(map(str, parameters))}; "
+            "convert pixels to floats, as inputs.float() / 255"
+        )
+    return InputError(
+        f"{where}: {type(error).__name__}: {first_line(error)}; give inputs of the shapes and dtypes that its forward "
+        "expects"
+    )
 
 
 # What a model remembers between calls: tensors that one call computes and the next one reads.
@@ -630,42 +667,52 @@ def narrowed(result: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
     return result.to(dtype) if dtype and dtype.itemsize < 4 and result.is_floating_point() else result
 
 
-def one_tensor(model: nn.Module, result: Any) -> Tensor:
-    """Refuse anything but one tensor."""
-    if not isinstance(result, Tensor):
-        raise InputError(
-            f"expected one tensor from {type(model).__name__}, found {type(result).__name__}: "
-            "wrap the model in a module whose forward returns the tensor you mean"
-        )
-    return result
-
-
 Result = TypeVar("Result")
 BlockPass = Callable[[Mapping[str, Tensor], Call], Result]
 Pass = Callable[[Mapping[str, Tensor], Call], Tensor]  # (stacked members, arguments) -> (members, batch, ...)
 
 
 class Vectorised(Generic[Result]):
-    """Runs members together; once torch has refused that, each alone.
+    """Runs members together; once torch has refused that, each alone, with a `SlowWarning`.
 
     Attributes:
+        model: the function, for the warning.
         together: all members of a block in one call.
         alone: each by itself, right for every model.
     """
 
-    def __init__(self, together: BlockPass[Result], alone: BlockPass[Result]) -> None:
+    def __init__(self, model: nn.Module, together: BlockPass[Result], alone: BlockPass[Result]) -> None:
         """Try `together` first."""
-        self.together, self.alone = together, alone
+        self.model, self.together, self.alone = model, together, alone
         self._refused = False
 
     def __call__(self, block: Mapping[str, Tensor], call: Call) -> Result:
         """Outputs of the members (members, batch, ...)."""
-        if not self._refused:
-            try:
-                return self.together(block, call)
-            except Exception:  # vmap refuses in many ways; if the fault is the model's, the plain call below says so
-                self._refused = True
-        return self.alone(block, call)
+        if self._refused:
+            return self.alone(block, call)
+        try:
+            return self.together(block, call)
+        except Exception as error:  # vmap refuses in many ways; if the fault is the model's, the plain call says so
+            self._refused = True
+            result = self.alone(block, call)
+            if len(next(iter(block.values()))) > 1:
+                warn_loop(self.model, error)
+            return result
+
+
+def warn_loop(model: nn.Module, error: BaseException) -> None:
+    """Say that networks of a model run one after the other, and why; Python shows the same sentence once.
+
+    Warns:
+        SlowWarning: always.
+    """
+    error = error.__cause__ if isinstance(error, InputError) and error.__cause__ else error  # what torch said
+    warnings.warn(
+        f"torch cannot run several networks of {type(model).__name__} in one pass ({type(error).__name__}: "
+        f"{first_line(error, 110)}), so they run one after the other: the same numbers, slower",
+        SlowWarning,
+        stacklevel=2,
+    )
 
 
 def mapped(one: Callable[[State, Any], Result], stacked: Mapping[str, Tensor], call: Any) -> Result:

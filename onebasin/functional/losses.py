@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.functional.call import BATCH, Bound, Inputs, batches, check_targets
+from onebasin.functional.call import BATCH, Bound, batches
+from onebasin.functional.data import AnyInputs, pair_of
+from onebasin.functional.output import OutputPart, select_output
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
 
@@ -34,9 +37,10 @@ class Score:
 def losses(
     model: nn.Module,
     state: Mapping[str, Tensor],
-    inputs: Inputs,
-    targets: Tensor,
+    inputs: AnyInputs,
+    targets: Any,
     *,
+    output: OutputPart = None,
     loss: Loss = "cross-entropy",
     batch: int = BATCH,
 ) -> Score:
@@ -49,8 +53,10 @@ def losses(
     Args:
         model: the function.
         state: its weights.
-        inputs: as in `outputs`.
+        inputs: tensors or arrays, as in `predict`.
         targets: one row per example: class numbers for "cross-entropy", values for "mse".
+        output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
+            or a number.
         loss: "cross-entropy" of outputs (examples, classes, ...); "mse", the squared difference averaged over the
             entries of each example; or a function (outputs, targets) -> one loss per example, or their mean.
         batch: largest number of examples in one forward pass.
@@ -58,10 +64,15 @@ def losses(
     Raises:
         InputError: targets do not fit the inputs or the outputs, or the loss is not a finite number.
     """
-    targets = torch.as_tensor(targets)
-    check_targets(inputs, targets)
+    model = select_output(model, output)
+    inputs, targets = pair_of((inputs, targets), model)
     bound = Bound(model, state)
-    parts = [score(bound(call), targets[rows], loss) for rows, call in batches(inputs, batch)]
+    parts: list[Score] = []
+    for rows, call in batches(inputs, batch):
+        found = bound(call)
+        if not parts and loss == "cross-entropy" and found.dim() > 1:  # all labels, before the other batches run
+            check_labels(targets, found)
+        parts.append(score(found, targets[rows], loss))
     count = sum(part.examples for part in parts)
     errors = [part.error * part.examples for part in parts if part.error is not None]
     return Score(
@@ -103,6 +114,7 @@ def score(outputs: Tensor, targets: Tensor, loss: Loss = "cross-entropy") -> Sco
 def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Per class number: -log softmax(outputs)[target], classes on axis 1."""
     expected = (outputs.shape[0], *outputs.shape[2:])
+    check_one_hot(targets, outputs)
     if outputs.dim() < 2 or tuple(targets.shape) != expected or targets.is_floating_point():
         raise InputError(
             f"expected outputs (examples, classes, ...) and class numbers {expected}, found outputs "
@@ -111,6 +123,36 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
         )
     check_class_numbers(targets, outputs.shape[1])
     return F.cross_entropy(outputs, targets.long(), reduction="none")
+
+
+def check_one_hot(targets: Tensor, outputs: Tensor) -> None:
+    """Refuse targets with one column per class, which are the same thing as class numbers but not the same numbers.
+
+    Args:
+        targets: (examples, ...).
+        outputs: of some of the examples (n, classes, ...).
+
+    Raises:
+        InputError: every row of the targets is one 1 among zeros, as many as there are classes.
+    """
+    if targets.dim() != 2 or outputs.dim() != 2 or targets.shape[1] != outputs.shape[1] or targets.shape[1] < 2:
+        return
+    if bool(((targets == 0) | (targets == 1)).all()) and bool((targets.sum(1) == 1).all()):
+        raise InputError(
+            f"expected class numbers ({len(targets)},), found one-hot targets {tuple(targets.shape)}: give "
+            "targets.argmax(1)"
+        )
+
+
+def check_labels(targets: Tensor, outputs: Tensor) -> None:
+    """Refuse one-hot targets, and class numbers that the outputs of some examples (n, classes, ...) do not have.
+
+    Raises:
+        InputError: there are such targets.
+    """
+    check_one_hot(targets, outputs)
+    if not targets.is_floating_point():
+        check_class_numbers(targets, outputs.shape[1])
 
 
 def check_class_numbers(targets: Tensor, classes: int) -> None:
@@ -198,6 +240,8 @@ def kind_of_targets(targets: Tensor, likelihood: str | None = None, noise: float
                 'values: leave noise out for classes, or add likelihood="gaussian" for values'
             )
         return "categorical"
+    if noise is None and targets.dim() == 2 and targets.shape[1] > 1:
+        check_one_hot(targets, targets)
     if noise is None and (seen := labels_seen(targets)):
         raise InputError(
             f"expected targets that are classes or values, found {targets.dtype} ones that can be either ({seen}): for "

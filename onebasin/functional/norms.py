@@ -380,7 +380,7 @@ def _measured(model: nn.Module, block: State, inputs: Inputs, size: int, constan
     weights = {name: block[name] for name, first in shared_names(model).items() if first == name}
     dtype, device = floating_dtype(block), next(iter(block.values())).device
     measurement = _Measurement(model, fixed_buffers(model, device, dtype), constant)
-    several = Vectorised(partial(mapped, measurement), partial(member_by_member, model, measurement))
+    several = Vectorised(model, partial(mapped, measurement), partial(member_by_member, model, measurement))
     inventory = Inventory(model)
     total: dict[str, tuple[str, Moments]] = {}
     for _, call in batches(inputs, size):

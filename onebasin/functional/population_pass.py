@@ -36,10 +36,11 @@ from onebasin.functional.call import (
     member_by_member,
     moved,
     narrowed,
-    one_tensor,
+    warn_loop,
 )
 from onebasin.functional.norms import Given, frozen_norms, measured
 from onebasin.functional.observe import OperationObserver
+from onebasin.functional.output import one_tensor
 from onebasin.population import Population
 from onebasin.state import shared_names
 
@@ -83,7 +84,7 @@ def predictions(
 
 def side_by_side(model: nn.Module) -> Pass:
     """A forward pass of a block of members; nothing is recorded for a gradient."""
-    return Vectorised(_Together(model), _OneByOne(model))
+    return Vectorised(model, _Together(model), _OneByOne(model))
 
 
 def one_by_one(model: nn.Module) -> Pass:
@@ -91,15 +92,21 @@ def one_by_one(model: nn.Module) -> Pass:
     return _OneByOne(model)
 
 
-def vectorises(model: nn.Module, state: Mapping[str, Tensor], call: Call) -> bool:
+def vectorises(model: nn.Module, state: Mapping[str, Tensor], call: Call, members: int = 1) -> bool:
     """Whether torch can run several networks of a model in one pass, tried with one of them.
+
+    Warns:
+        SlowWarning: it cannot, and there are several `members`, which then run one after the other.
 
     >>> vectorises(nn.Linear(1, 1), nn.Linear(1, 1).state_dict(), ((torch.zeros(2, 1),), {}))
     True
     """
     try:
         _Together(model)({name: value[None] for name, value in state.items()}, call)
-    except Exception:  # vmap refuses in many ways; if the fault is the model's, a plain call will say so
+    except Exception as error:  # vmap refuses in many ways; if the fault is the model's, the plain call says so
+        Bound(model, state)(call)
+        if members > 1:
+            warn_loop(model, error)
         return False
     return True
 
@@ -126,7 +133,7 @@ class Differentiable:
         self._constant, self._first = frozen_norms(model) | set(constant), shared_names(model)
         self._fixed = fixed_buffers(model, device, dtype)
         self._inventory = Inventory(model)
-        self._several = Vectorised(partial(mapped, self._one), partial(member_by_member, model, self._one))
+        self._several = Vectorised(model, partial(mapped, self._one), partial(member_by_member, model, self._one))
 
     def __call__(self, stacked: Mapping[str, Tensor], call: Call, statistics: Call | None = None) -> Tensor:
         """Outputs of members (members, *shape) of every tensor for one batch."""

@@ -13,6 +13,7 @@ from onebasin.inference.seeds import Streams, derived, generator
 from onebasin.inference.start import fresh
 from onebasin.inference.target import Target
 from onebasin.inference.training import TrainedMethod
+from onebasin.inference.weight_diagnostics import WeightDiagnostics, weight_diagnostics
 
 __all__ = [
     "HMC",
@@ -38,6 +39,7 @@ __all__ = [
     "Streams",
     "Target",
     "TrainedMethod",
+    "WeightDiagnostics",
     "approximate",
     "bernoulli",
     "categorical",
@@ -56,4 +58,5 @@ __all__ = [
     "options_of",
     "read_definition",
     "sample",
+    "weight_diagnostics",
 ]

@@ -9,6 +9,7 @@ from typing import Never
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
+from onebasin.functional import Data, OutputPart
 from onebasin.inference.diagnostics import summary
 from onebasin.inference.driver import ProgressSum, Runner
 from onebasin.inference.job import check_misplaced, job_of
@@ -17,7 +18,7 @@ from onebasin.inference.kernel import Method
 from onebasin.inference.likelihood import LogLikelihood, Noise
 from onebasin.inference.seeds import Streams
 from onebasin.inference.start import Start
-from onebasin.inference.target import PIECE, Data, LogDensity, Scale
+from onebasin.inference.target import PIECE, LogDensity, Scale
 from onebasin.parallel import Progress
 from onebasin.posterior import Gaussian, Posterior
 from onebasin.state import State
@@ -28,6 +29,7 @@ def approximate(
     data: Data = None,
     method: str | Method = "vi",
     *,
+    output: OutputPart = None,
     chains: int = 1,
     prior: Scale = 1.0,
     likelihood: str | LogLikelihood | None = None,
@@ -58,6 +60,7 @@ def approximate(
         model: as in `sample`.
         data: as in `sample`.
         method: VI, SWAG or Laplace with their options, or "vi", "swag" or "laplace" for the defaults.
+        output: as in `sample`.
         chains: independent fits, all of the same weight.
         prior: as in `sample`, like all others that follow.
         likelihood: as there.
@@ -82,7 +85,7 @@ def approximate(
         "prior": prior, "likelihood": likelihood, "noise": noise, "log_density": log_density, "piece": piece
     }  # fmt: skip
     job = job_of(
-        model, data, method, density=density, chains=chains, seed=seed, start=start, compile=compile,
+        model, data, method, output=output, density=density, chains=chains, seed=seed, start=start, compile=compile,
         chains_per_batch=chains_per_batch, threads=threads,
     )  # fmt: skip
     batches, runner = job.batches(chunk), Runner(job)

@@ -6,18 +6,46 @@ verdict is about functions; weights are worth a look before and after alignment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.functional import Inputs, predictions
+from onebasin.functional import (
+    AnyInputs,
+    OutputPart,
+    inputs_of,
+    predictions,
+    select_output,
+)
 from onebasin.inference.kernel import Info, StepIndex
-from onebasin.metrics import ebfmi, ess, rhat
-from onebasin.population import Population
+from onebasin.metrics import ebfmi, ess, ranks, rhat
+from onebasin.parallel import Progress
+from onebasin.population import Population, check_population
+from onebasin.reporting import (
+    SHOWN,
+    Axis,
+    Cell,
+    Column,
+    Figure,
+    Number,
+    Panel,
+    Record,
+    Result,
+    Rule,
+    Series,
+    Table,
+    as_number,
+    encode,
+    finite,
+    largest_first,
+    one_panel,
+    result_record,
+)
+from onebasin.state import check_spec
 
 if TYPE_CHECKING:
     from onebasin.inference.kernel import Stage
@@ -146,8 +174,12 @@ def summary(info: Mapping[str, Tensor]) -> dict[str, Any]:
 MIXED = 1.05  # an R-hat above this says that chains disagree, or drift
 
 
-@dataclass(frozen=True)
-class Mixing:
+_FINE = 4  # bins of R-hat for each factor of MIXED
+_EDGES = tuple(MIXED ** (number / _FINE) for number in range(-_FINE, 48 * _FINE))  # 0.95 to 9.8
+
+
+@dataclass(frozen=True, repr=False)
+class Mixing(Result):
     """Summary over many quantities.
 
     Attributes:
@@ -158,6 +190,7 @@ class Mixing:
         median_bulk: the median.
         least_tail: smallest effective sample size in the tails.
         quantities: how many there are; those that never vary are left out.
+        rhats: quantities in bins of their R-hat, for the figure; the outer bins hold what lies beyond them.
     """
 
     worst_rhat: float
@@ -167,11 +200,121 @@ class Mixing:
     median_bulk: float
     least_tail: float
     quantities: int
+    rhats: tuple[int, ...] = field(default=(), compare=False)
+
+    def record(self) -> Record:
+        """A table, and a histogram of R-hat."""
+        text = f"Of {self.quantities:,} quantities {self.share_mixed:.1%} have an R-hat below {MIXED}; the worst is "
+        text += f"{self.worst_rhat:.3f}."
+        rows: tuple[tuple[Cell, ...], ...] = (("all quantities", *_cells(self)),)
+        items = (Table("mixing", "R-hat and effective sample sizes", _COLUMNS, rows), _rhats({"": [self]}, text))
+        return result_record("mixing", f"Mixing of {self.quantities:,} quantities", text, items, values=_plain(self))
+
+
+_COLUMNS = (
+    Column("quantities"),
+    Column("number", "those that never vary are left out", digits=0),
+    Column("worst R-hat", "rank-normalised, split", "lower"),
+    Column("median R-hat", "rank-normalised, split", "lower"),
+    Column(f"below {MIXED}", "share of quantities with a small R-hat", "higher", 1, "%"),
+    Column("least ESS, bulk", "smallest effective sample size in the bulk", "higher", 0),
+    Column("least ESS, tail", "smallest effective sample size in the tails", "higher", 0),
+    Column("median ESS", "effective sample size in the bulk", "higher", 0),
+)
+
+
+def _cells(mixing: Mixing) -> tuple[Number, ...]:
+    return (
+        Number(mixing.quantities),
+        as_number(mixing.worst_rhat),
+        as_number(mixing.median_rhat),
+        as_number(100 * mixing.share_mixed),
+        as_number(mixing.least_bulk),
+        as_number(mixing.least_tail),
+        as_number(mixing.median_bulk),
+    )
+
+
+def _plain(mixing: Mixing) -> dict[str, Any]:
+    numbers = {part.name: getattr(mixing, part.name) for part in fields(mixing) if part.name != "rhats"}
+    return {name: finite(value) for name, value in numbers.items()}
+
+
+def _rhats(groups: Mapping[str, Iterable[Mixing]], caption: str) -> Figure:
+    """A histogram of R-hat over all quantities of each group, cut to where there are any."""
+    sums = {name: [sum(column) for column in zip(*(own.rhats for own in group if own.rhats), strict=True)]
+            for name, group in groups.items()}  # fmt: skip
+    filled = [place for counts in sums.values() for place, count in enumerate(counts) if count]
+    first, last = max(0, min(filled, default=0) - 2), min(len(_EDGES) - 1, max(filled, default=8) + 3)
+    last = max(last, _FINE * 2 + 2)  # the rule at 1.05 is always in view
+    series = tuple(
+        Series(name, _EDGES[first : last + 1], tuple(100 * count / sum(counts) for count in counts[first:last]))
+        for name, counts in sums.items()
+        if counts
+    )
+    return one_panel(
+        "rhat", "Do chains agree?", caption, "histogram", Axis("R-hat", scale="log"), "share of quantities (%)",
+        series=series, rules=(Rule(f"mixed below {MIXED}", MIXED, "vertical"),),
+    )  # fmt: skip
+
+
+_CHAINS, _POINTS, _RANKS = 8, 400, 20  # chains of a trace, their points, and bins of ranks
 
 
 @dataclass(frozen=True)
-class Diagnosis:
-    """R-hat and effective sample sizes of a population, as a table when printed.
+class Trace:
+    """One output of the networks along the chains.
+
+    Attributes:
+        name: which one, as "output 3 of example 17".
+        rhat: its R-hat.
+        numbers: the chains that are kept, at most 8 of different means, from the smallest to the largest.
+        draws: draws that are kept of each, at most 400.
+        values: a row for each of these chains, with a value for each of these draws.
+        ranks: a row for each of these chains: how many of its draws are in each of 20 bins of the ranks among all draws
+            of all chains.
+    """
+
+    name: str
+    rhat: float
+    numbers: tuple[int, ...]
+    draws: tuple[int, ...]
+    values: tuple[tuple[float, ...], ...]
+    ranks: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, values: Tensor, name: str, ratio: float) -> Trace:
+        """The trace of a quantity (chains, draws)."""
+        chains, draws = values.shape
+        order = values.mean(1).argsort()
+        kept = order[torch.linspace(0, chains - 1, min(chains, _CHAINS)).round().long()]
+        steps = torch.linspace(0, draws - 1, min(draws, _POINTS)).round().long()
+        bins = (ranks(values.flatten()).reshape(values.shape) - 1) * _RANKS / values.numel()
+        counts = [torch.bincount(bins[row].long().clamp(0, _RANKS - 1), minlength=_RANKS).tolist() for row in kept]
+        rows = values[kept][:, steps].double().tolist()
+        return cls(name, ratio, tuple(kept.tolist()), tuple(steps.tolist()), tuple(map(tuple, rows)),
+                   tuple(map(tuple, counts)))  # fmt: skip
+
+    def panels(self) -> tuple[Panel, Panel]:
+        """The values by draw, and the ranks of each chain."""
+        names = [f"chain {number}" for number in self.numbers]
+        traces = tuple(Series(name, tuple(map(float, self.draws)), row, shade=number)
+                       for name, number, row in zip(names, self.numbers, self.values, strict=True))  # fmt: skip
+        edges = tuple(100 * number / _RANKS for number in range(_RANKS + 1))
+        shares = tuple(Series(name, edges, tuple(100 * count / max(1, sum(row)) for count in row), shade=number)
+                       for name, number, row in zip(names, self.numbers, self.ranks, strict=True))  # fmt: skip
+        even = Rule("mixed", 100 / _RANKS)
+        return (
+            Panel("lines", f"{self.name}, R-hat {self.rhat:.3f}", Axis("draw"), Axis("output"), traces),
+            Panel(
+                "histogram", "ranks", Axis("rank among all draws (%)"), Axis("draws of the chain (%)"), shares, (even,)
+            ),
+        )
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Result):
+    """R-hat and effective sample sizes of a population.
 
     Attributes:
         functions: of outputs on the given inputs; None without model and inputs.
@@ -179,6 +322,8 @@ class Diagnosis:
         chains: number of chains.
         draws: draws of each.
         sampler: how the sampler fared, from the population's provenance.
+        aligned: tensor name -> the same of the aligned population, where one was given.
+        traces: the output with the largest R-hat and the one with the median, along the chains.
     """
 
     functions: Mixing | None
@@ -186,63 +331,166 @@ class Diagnosis:
     chains: int
     draws: int
     sampler: Mapping[str, Any] = field(default_factory=dict)
+    aligned: Mapping[str, Mixing] = field(default_factory=dict)
+    traces: tuple[Trace, ...] = field(default=(), compare=False)
 
     @property
     def mixed(self) -> bool:
         """Whether every output has R-hat below 1.05."""
         return self.functions is not None and self.functions.worst_rhat < MIXED
 
-    def __str__(self) -> str:
-        """A table a person can read."""
-        named = {"functions": self.functions, **self.weights} if self.functions else dict(self.weights)
-        width = max([len(name) for name in named] + [8])
-        head = f"{'':{width}}  worst R-hat  median  below {MIXED}  least ESS (bulk, tail)  median ESS  quantities"
-        rows = [
-            f"{name:{width}}  {mixing.worst_rhat:11.3f}  {mixing.median_rhat:6.3f}  {mixing.share_mixed:10.1%}"
-            f"  {mixing.least_bulk:12.0f}, {mixing.least_tail:8.0f}  {mixing.median_bulk:10.0f}"
-            f"  {mixing.quantities:10,}"
-            for name, mixing in named.items()
-            if mixing is not None
-        ]
-        return "\n".join([f"{self.chains} chains of {self.draws} draws", head, *rows])
+    def record(self) -> Record:
+        """A table of functions and tensors; traces and ranks of outputs, and histograms of R-hat, as figures."""
+        rows: list[tuple[Cell, ...]] = [] if self.functions is None else [("functions", *_cells(self.functions))]
+        for name in largest_first(self.weights, lambda name: self.weights[name].quantities):
+            rows.append((name, *_cells(self.weights[name])))
+            if name in self.aligned:
+                rows.append((f"{name}, aligned", *_cells(self.aligned[name])))
+        answer = self._answer()
+        figures = []
+        if self.traces:
+            panels = tuple(panel for trace in self.traces for panel in trace.panels())
+            caption = "Chains that have mixed lie upon each other, and their ranks are even. " + answer
+            figures.append(Figure("traces", "Do chains visit the same functions?", caption, panels[:2]))
+            figures += [Figure("traces-median", "And at the median output?", caption, panels[2:])] if panels[2:] else []
+        groups = {"functions": [self.functions]} if self.functions else {}
+        groups |= {"weights": list(self.weights.values())} if self.weights else {}
+        groups |= {"weights, aligned": list(self.aligned.values())} if self.aligned else {}
+        figures.append(_rhats(groups, answer))
+        figures += [self._tensors(answer)] if self.weights else []
+        return result_record(
+            "diagnosis",
+            f"Diagnosis of {self.chains} chains of {self.draws} draws",
+            answer,
+            (Table("mixing", "R-hat and effective sample sizes", _COLUMNS, tuple(rows)), *figures),
+            values={
+                "chains": self.chains,
+                "draws": self.draws,
+                "functions": None if self.functions is None else _plain(self.functions),
+                "weights": {name: _plain(own) for name, own in self.weights.items()},
+                "aligned": {name: _plain(own) for name, own in self.aligned.items()},
+                "sampler": encode(dict(self.sampler)),
+            },
+        )
+
+    def _answer(self) -> str:
+        if self.functions is not None:
+            verdict = "The chains have mixed" if self.mixed else "The chains have not mixed"
+            return (
+                f"{verdict}: the worst R-hat of {self.functions.quantities:,} outputs is "
+                f"{self.functions.worst_rhat:.3f}{'' if self.mixed else f', {MIXED} or more'}, and the smallest "
+                f"effective sample size {self.functions.least_bulk:,.0f} of {self.chains * self.draws:,} draws."
+            )
+        mixed, every = _share_mixed(self.weights)
+        moved = f", {_share_mixed(self.aligned)[0]:.1%} once they are aligned" if self.aligned else ""
+        return f"Of {every:,} weights {mixed:.1%} have an R-hat below {MIXED}{moved}; functions were not looked at."
+
+    def _tensors(self, caption: str) -> Figure:
+        names = tuple(largest_first(self.weights, lambda name: self.weights[name].quantities)[:SHOWN])
+        sides = {"as given": self.weights, "aligned": self.aligned}
+        series = tuple(
+            Series(title, tuple(range(len(names))), tuple(finite(side[name].median_rhat) if name in side else None
+                                                          for name in names))
+            for title, side in sides.items() if side
+        )  # fmt: skip
+        more = "" if len(names) == len(self.weights) else f" The {len(names)} largest of {len(self.weights):,} tensors."
+        return one_panel("tensors", "In which tensors do weights agree?", caption + more, "bars", Axis("", names=names),
+                      Axis("median R-hat", scale="log"), series=series, rules=(Rule(f"{MIXED}", MIXED),))  # fmt: skip
+
+
+def _share_mixed(weights: Mapping[str, Mixing]) -> tuple[float, int]:
+    """The share of all weights with a small R-hat, and how many weights there are."""
+    every = sum(own.quantities for own in weights.values())
+    return sum(own.quantities * own.share_mixed for own in weights.values()) / max(1, every), every
 
 
 def diagnose(
     model: nn.Module | None,
     population: Population,
-    inputs: Inputs | None = None,
+    inputs: AnyInputs = None,
     *,
-    outputs: str | None = None,
+    quantity: str | None = None,
+    output: OutputPart = None,
     weights: bool = True,
+    aligned: Any = None,
+    progress: Progress | None = None,
 ) -> Diagnosis:
     """R-hat and effective sample sizes in function space and in weight space.
 
     Args:
         model: the function; None to look at weights only.
         population: draws of several chains (`population.chain`); at least 4 of each.
-        inputs: where functions are compared; None without a model.
-        outputs: "probabilities" applies a softmax, "raw" takes outputs as they are; by default what the likelihood of
-            the run suggests.
+        inputs: where functions are compared, as in `predict`; None without a model.
+        quantity: "probabilities" applies a softmax, "values" takes outputs as they are; by default what the likelihood
+            of the run suggests.
+        output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
+            or a number.
         weights: whether weights are looked at.
+        aligned: what `align` returned, or the same networks after it, in the same order, whose weights are looked at
+            as well: chains that agree as functions agree as weights only once their symmetries are gone.
+        progress: called with (parts done, parts, which part): the functions, then every tensor.
     """
-    if outputs not in (None, "probabilities", "raw"):
-        raise InputError(f'expected outputs "probabilities" or "raw", found {outputs!r}: give outputs="raw"')
+    if quantity not in (None, "probabilities", "values"):
+        near = "probabilities" if str(quantity).startswith("p") else "values"
+        raise InputError(f'expected quantity "probabilities" or "values", found {quantity!r}: give quantity="{near}"')
     if (model is None) != (inputs is None):
         raise InputError(
             "expected a model and inputs, found one of them: functions are compared with both; give None for both to "
             "look at weights only"
         )
+    check_population(population)
     rows = chain_rows(population)
-    functions = None
-    if model is not None and inputs is not None:
-        values = predictions(model, population, inputs)
-        if (outputs or _suggested(population)) == "probabilities":
-            values = values.softmax(-1)
-        functions = mixing(values[rows])
+    aligned = getattr(aligned, "population", aligned)  # of an Alignment
+    if aligned is not None:
+        check_population(aligned)
+        check_spec(aligned.spec, population.spec, where="the aligned population, compared with the other,")
+        if len(aligned) != len(population):
+            raise InputError(
+                f"expected the same {len(population)} networks aligned, found {len(aligned)}: give "
+                "align(population, symmetry).population"
+            )
     real = [name for name, tensor in population.spec.items() if tensor.dtype.is_floating_point] if weights else []
-    each = {name: mixing(population.tensor(name)[rows]) for name in real}
+    parts = [*([] if model is None else ["functions"]), *real]
+
+    def show(part: str) -> None:
+        if progress is not None:
+            progress(parts.index(part), len(parts), part)
+
+    def mixing_of(name: str) -> Mixing:
+        show(name)
+        return mixing(population.tensor(name)[rows])
+
+    functions: Mixing | None = None
+    traces: tuple[Trace, ...] = ()
+    if model is not None and inputs is not None:
+        show("functions")
+        model = select_output(model, output)
+        values = predictions(model, population, inputs_of(inputs, model))
+        if (quantity or _suggested(population)) == "probabilities":
+            values = values.softmax(-1)
+        functions, traces = mixing(values[rows]), _traces(values[rows])
+    each = {name: mixing_of(name) for name in real}
     varying = {name: one for name, one in each.items() if one.quantities}
-    return Diagnosis(functions, varying, rows.shape[0], rows.shape[1], population.provenance.get("diagnostics", {}))
+    moved = {} if aligned is None else {name: mixing(aligned.tensor(name)[rows]) for name in varying}
+    told = population.provenance.get("diagnostics", {})
+    return Diagnosis(functions, varying, rows.shape[0], rows.shape[1], told, moved, traces)
+
+
+def _traces(values: Tensor) -> tuple[Trace, ...]:
+    """The outputs (chains, draws, examples, ...) with the largest and with the median R-hat."""
+    flat = values.flatten(2) if values.dim() > 2 else values[:, :, None]
+    varying = (flat != flat[:1, :1]).flatten(0, 1).any(0).nonzero()[:, 0]
+    if not len(varying):
+        return ()
+    ratio = rhat(flat[:, :, varying]).nan_to_num(nan=float("inf"))
+    order = ratio.argsort()
+    chosen = dict.fromkeys((int(order[-1]), int(order[(len(order) - 1) // 2])))
+    each = flat.shape[2] // values.shape[2] if values.dim() > 2 else 1
+    return tuple(
+        Trace.of(flat[:, :, varying[place]], f"output {int(varying[place]) % each} of example "
+                 f"{int(varying[place]) // each}", float(ratio[place]))
+        for place in chosen
+    )  # fmt: skip
 
 
 def chain_rows(population: Population) -> Tensor:
@@ -273,7 +521,17 @@ def mixing(values: Tensor) -> Mixing:
         float(bulk.nanmedian()),
         -_largest(-tail),
         len(ratio),
+        _binned(ratio),
     )
+
+
+def _binned(ratio: Tensor) -> tuple[int, ...]:
+    """How many are in each bin of R-hat; NaN counts as infinite."""
+    places = torch.bucketize(
+        ratio.nan_to_num(nan=float("inf")).cpu(), torch.tensor(_EDGES, dtype=ratio.dtype), right=True
+    )
+    counts: list[int] = torch.bincount((places - 1).clamp(0, len(_EDGES) - 2), minlength=len(_EDGES) - 1).tolist()
+    return tuple(counts)
 
 
 def _largest(values: Tensor) -> float:
@@ -282,4 +540,4 @@ def _largest(values: Tensor) -> float:
 
 
 def _suggested(population: Population) -> str:
-    return "probabilities" if population.provenance.get("likelihood") == "categorical" else "raw"
+    return "probabilities" if population.provenance.get("likelihood") == "categorical" else "values"

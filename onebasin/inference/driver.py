@@ -148,6 +148,7 @@ class BatchRun:
             where = f"the checkpoint of {self.batch.name}"
             check_state(place.state, spec_of(dict(leaves(initial))), where=where)
             place = replace(place, state=rebuilt(initial, place.state))
+        self._report(place, [])  # how much there is to do, before the first steps, which may take long
         return self._draws(self._stages(place))
 
     def _stages(self, place: RunPlace) -> RunPlace:

@@ -19,11 +19,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from onebasin.errors import InputError, check_options
+from onebasin.functional import Data, OutputPart, pair_of, select_output
 from onebasin.inference.compile import has_compiler
 from onebasin.inference.kernel import ChainPlan, Method, check_counts, check_kind
 from onebasin.inference.methods import METHODS
 from onebasin.inference.start import Start, fresh, unreset
-from onebasin.inference.target import Data, Target, target_of
+from onebasin.inference.target import Target, target_of
 from onebasin.population import Population
 from onebasin.state import state_of
 from onebasin.storage import bytes_of
@@ -170,6 +171,7 @@ def job_of(
     data: Data,
     method: str | Method,
     *,
+    output: OutputPart = None,
     density: Mapping[str, Any],
     chains: int = 1,
     seed: int = 0,
@@ -179,6 +181,8 @@ def job_of(
     compile: bool | None = None,
 ) -> Job:
     """Check the arguments of `sample`, and decide what they leave open."""
+    model = select_output(model, output)
+    data = None if data is None else pair_of(data, model)
     check_counts(1, chains=chains, chains_per_batch=chains_per_batch, threads=threads, piece=density.get("piece"))
     if not isinstance(seed, int) or isinstance(seed, bool):
         raise InputError(f"expected a whole number as seed, found {seed!r}: give one such as 0")

@@ -323,10 +323,8 @@ def read_definition(path: Path) -> dict[str, Any] | None:
 
 def _check_numbers(definition: Mapping[str, Any]) -> None:
     """Raise unless the parts that a continued run takes over can be used."""
-    largest = {"chains": _LARGEST_DEFINITION, "threads": _LARGEST_DEFINITION}
-    largest["chains_per_batch"] = max(1, definition["chains"])
-    for name, most in largest.items():
-        if type(definition[name]) is not int or not 1 <= definition[name] <= most:
+    for name in ("chains", "threads", "chains_per_batch"):
+        if type(definition[name]) is not int or not 1 <= definition[name] <= _LARGEST_DEFINITION:
             raise ValueError(f"{name} is {str(definition[name])[:40]}")
     if not isinstance(definition["compile"], bool) or not isinstance(definition["chunk"], int | None):
         raise TypeError("compile or chunk is of another kind")
@@ -367,7 +365,7 @@ def _check_same(path: Path, name: str, before: Any, now: Any) -> None:
     if before != now:
         raise InputError(
             f"{path} holds a run with another {name}: {before!r}, found {now!r} now; give the same to go on with it, "
-            "or choose another path"
+            "choose another path, or delete it to begin anew (--force on the command line)"
         )
 
 

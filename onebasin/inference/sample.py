@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from onebasin.errors import InputError
+from onebasin.functional import Data, OutputPart
 from onebasin.inference.diagnostics import summary
 from onebasin.inference.driver import ProgressSum, Report, Runner, run_in_workers
 from onebasin.inference.job import ChainBatch, Job, check_misplaced, job_of
@@ -31,7 +32,7 @@ from onebasin.inference.journal import (
 from onebasin.inference.kernel import Method, check_counts
 from onebasin.inference.likelihood import LogLikelihood, Noise
 from onebasin.inference.start import Start
-from onebasin.inference.target import PIECE, Data, LogDensity, Scale
+from onebasin.inference.target import PIECE, LogDensity, Scale
 from onebasin.parallel import Executor, Progress, SerialExecutor, executor_for
 from onebasin.population import Population
 from onebasin.state import as_spec
@@ -42,6 +43,7 @@ def sample(
     data: Data = None,
     method: str | Method = "hmc",
     *,
+    output: OutputPart = None,
     chains: int = 1,
     prior: Scale = 1.0,
     likelihood: str | LogLikelihood | None = None,
@@ -70,13 +72,16 @@ def sample(
     (5, 'hmc')
 
     Args:
-        model: any module that works under `torch.func.functional_call` and `vmap`. Sampled are its parameters that
-            require a gradient; the module itself is left as it is.
-        data: (inputs, targets), inputs being a tensor, a tuple of positional or a dict of keyword inputs; None for the
-            prior alone.
+        model: any module. Sampled are its parameters that require a gradient; the module itself is left as it is.
+            Chains run in one pass where `torch.func.vmap` can, else one after the other, with a SlowWarning.
+        data: (inputs, targets), tensors or arrays, inputs a tensor, a tuple of positional or a dict of keyword inputs;
+            a Dataset, a DataLoader (read once, its order kept) or rows of a Hugging Face data set, as in `evaluate`;
+            None for the prior alone.
         method: HMC, SGHMC (also SGLD, cyclical), MCLMC, Ensemble, VI, SWAG, Laplace or Dropout with their options, as
             in `HMC(draws=100)`; or its name in small letters for the defaults; or any object that follows the protocol
             `onebasin.inference.Method`.
+        output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
+            or a number.
         chains: independent chains, trainings or fits that are pooled; that of each draw is in `population.chain`.
         prior: standard deviation of the Gaussian prior; a dict of them by tensor name or pattern; None for a flat one.
         likelihood: "categorical", "bernoulli", "gaussian" or a function (outputs, targets) -> (examples,); None for
@@ -107,7 +112,7 @@ def sample(
         "prior": prior, "likelihood": likelihood, "noise": noise, "log_density": log_density, "piece": piece
     }  # fmt: skip
     job = job_of(
-        model, data, method, density=density, chains=chains, seed=seed, start=start, compile=compile,
+        model, data, method, output=output, density=density, chains=chains, seed=seed, start=start, compile=compile,
         chains_per_batch=chains_per_batch, threads=threads,
     )  # fmt: skip
     check_counts(1, workers=workers, chunk=chunk)
@@ -132,7 +137,7 @@ class _Execution:
     def opened(self, batches: list[ChainBatch]) -> AbstractContextManager[Executor]:
         """The executor, with no more workers than find work."""
         workers = None if self.workers is None else min(self.workers, len(batches))
-        return executor_for({"workers": workers, "executor": self.executor})
+        return executor_for(workers, self.executor)
 
     def report(self, batches: list[ChainBatch]) -> Report | None:
         """What adds up the progress of batches; None without `progress`."""

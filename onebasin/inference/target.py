@@ -25,21 +25,25 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from onebasin.errors import InputError, SpecError
+from onebasin.errors import InputError, SpecError, first_line
 from onebasin.functional import (
     Bound,
+    Data,
     Inputs,
+    attributes_kept,
     batches,
     call_arguments,
     check_class_numbers,
-    check_targets,
+    check_one_hot,
     frozen_norms,
     global_seed,
     kind_of_targets,
     moved,
     one_tensor,
+    pair_of,
+    warn_loop,
 )
 from onebasin.inference.compile import Function, compiled
 from onebasin.inference.likelihood import LogLikelihood, Noise, bernoulli, categorical, check_shares, choose
@@ -386,21 +390,32 @@ class Target:
         return DensityEvaluation(gradient, likelihood, prior, after)
 
     def _ready(self, names: Sequence[str], arguments: list[Tensor], mode: Mode) -> Ready:
-        eager = self._vectorised(names, mode)
+        eager = self._gradients(names, mode, looped=False)
         with global_seed(0):  # trials must not move the generator
             try:
                 eager(*arguments)
-            except (RuntimeError, ValueError, TypeError, IndexError) as error:  # vmap refuses in many ways
-                raise InputError(
-                    f"the model could not be computed for {len(arguments[0])} chains at once ({type(error).__name__}: "
-                    f"{error}): it must work under torch.func.functional_call and vmap, in "
-                    f"{'training' if mode.training else 'evaluation'} mode with {_examples(arguments, mode)}"
-                ) from error
+            except (RuntimeError, ValueError, TypeError, IndexError) as refusal:  # vmap refuses in many ways
+                return self._looped(names, arguments, mode, refusal)
             fast = compiled(eager, arguments) if self.compile else None
         return Ready(fast or eager, fast is not None)
 
-    def _vectorised(self, names: Sequence[str], mode: Mode) -> Function:
-        """All chains in one pass, as a function of flat tensors."""
+    def _looped(self, names: Sequence[str], arguments: list[Tensor], mode: Mode, refusal: Exception) -> Ready:
+        """Chain after chain, for a model that vmap refuses; raises if the model itself does not run."""
+        eager = self._gradients(names, mode, looped=True)
+        try:
+            eager(*arguments)
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            raise InputError(
+                f"the model could not be computed in {'training' if mode.training else 'evaluation'} mode with "
+                f"{_examples(arguments, mode)} ({type(error).__name__}: {first_line(error, 120)}): it must run under "
+                "torch.func.functional_call and have a gradient"
+            ) from error
+        if self.outputs is not None:
+            warn_loop(self.outputs.model, refusal)
+        return Ready(eager, False)
+
+    def _gradients(self, names: Sequence[str], mode: Mode, *, looped: bool) -> Function:
+        """All chains in one pass, or one after the other, as a function of flat tensors."""
         layout, prior = self.layout, self.prior
 
         def negative(sampled: State, buffers: State, data: list[Tensor]) -> tuple[Tensor, tuple[Tensor, State]]:
@@ -408,8 +423,22 @@ class Target:
             values, after = self.one(sampled, buffers, given, mode.training)
             return -mode.factor * values.sum(), (mode.factor * values.detach().double().sum(), after)
 
+        def one_by_one(sampled: State, buffers: State, data: list[Tensor]) -> tuple[State, tuple[Tensor, State]]:
+            results = []
+            for chain in range(len(sampled[layout.names[0]])):
+                weights = {name: value[chain].detach().requires_grad_() for name, value in sampled.items()}
+                own = {name: value[chain] for name, value in buffers.items()}
+                kept = nullcontext() if self.outputs is None else attributes_kept(self.outputs.model)
+                with torch.enable_grad(), kept:  # what one chain leaves in the model is not for the next
+                    value, (likelihood, after) = negative(weights, own, [x[chain] for x in data] if mode.own else data)
+                    slopes = torch.autograd.grad(value, list(weights.values()), materialize_grads=True)
+                left = {name: value.detach() for name, value in after.items()}
+                results.append((dict(zip(weights, slopes, strict=True)), (likelihood, left)))
+            joined: tuple[State, tuple[Tensor, State]] = tree_map(lambda *each: torch.stack(each), *results)
+            return joined
+
         axes = (0, 0, 0 if mode.own else None)
-        several = vmap(grad(negative, has_aux=True), in_dims=axes, randomness="different")
+        several = one_by_one if looped else vmap(grad(negative, has_aux=True), in_dims=axes, randomness="different")
 
         def function(position: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
             buffers = dict(zip(names, tensors[: len(names)], strict=True))
@@ -433,7 +462,6 @@ def _examples(arguments: list[Tensor], mode: Mode) -> str:
     return f"{count} examples"
 
 
-Data = tuple[Inputs, Tensor] | None
 LogDensity = Callable[[Mapping[str, Tensor]], Tensor]
 
 
@@ -511,7 +539,8 @@ def target_of(
 
         return Target(layout, gaussian, alone, [], None, 0, buffers, compile, piece)
 
-    call, targets = _checked(model, layout, data)
+    data = pair_of(data, model)
+    call, targets = _checked(layout, data)
     chosen = _likelihood(model, data, targets, likelihood, noise)
     leaves, structure = tree_flatten((call, targets))
     if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
@@ -537,12 +566,9 @@ def judged(called: Outputs, likelihood: LogLikelihood) -> OneNetwork:
     return one
 
 
-def _checked(model: nn.Module, layout: ParameterLayout, data: tuple[Inputs, Tensor]) -> tuple[Any, Tensor]:
+def _checked(layout: ParameterLayout, data: tuple[Inputs, Tensor]) -> tuple[Any, Tensor]:
     """Inputs as arguments and targets, on the model's device and in its working dtype."""
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise InputError(f"expected data as a pair (inputs, targets), found {type(data).__name__}: give (x, y)")
-    inputs, targets = data[0], torch.as_tensor(data[1])
-    check_targets(inputs, targets)
+    inputs, targets = data
     call = moved(call_arguments(inputs), layout.device, layout.dtype)
     for leaf in [*tree_flatten(call)[0], targets]:
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
@@ -573,6 +599,8 @@ def _likelihood(
             )
     if not callable(kind):
         kind = kind_of_targets(targets, kind, noise)
+        if kind == "categorical":
+            check_one_hot(targets, outputs)
     chosen = choose(kind, noise, outputs, targets[rows].to(outputs.device))
     if chosen is categorical:
         check_class_numbers(targets, outputs.shape[1])

@@ -2,7 +2,7 @@
 
 Probabilities and logits are (examples, classes) for an average predictive, (members, examples, classes) for networks;
 targets are class numbers (examples,). With `weights` (..., examples), counts of examples, the result is (...), else a
-single number; results are float64. Tensors that do not fit raise `InputError`.
+single number; results are float64. Arrays of numpy are taken like tensors; what does not fit raises `InputError`.
 """
 
 from collections.abc import Callable

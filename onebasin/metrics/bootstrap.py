@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.metrics.arrays import accepts_arrays
 from onebasin.metrics.calibration import Gaps, ace, ace_gaps, ece, ece_gaps
 
 Method = Literal["bca", "percentile", "absolute"]
@@ -39,6 +40,7 @@ class Interval(NamedTuple):
     high: Tensor
 
 
+@accepts_arrays
 def interval(
     metric: Callable[..., Tensor],
     *tensors: Tensor,

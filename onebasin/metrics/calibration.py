@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.metrics.arrays import accepts_arrays
 from onebasin.metrics.probabilities import as_class_numbers, as_probabilities, as_weights, at_most
 
 KINDS = ("class-wise", "top-label")
@@ -52,6 +53,7 @@ class Reliability:
     accuracy: Tensor
 
 
+@accepts_arrays
 def ece(probabilities: Tensor, targets: Tensor, bins: int = 15, *, weights: Tensor | None = None) -> Tensor:
     """Expected calibration error: sum_b n_b / n |accuracy_b - mean confidence_b| over bins of equal width.
 
@@ -90,6 +92,7 @@ def ece_gaps(probabilities: Tensor, targets: Tensor, bins: int = 15, *, weights:
     return _gaps((counted @ cells / counted.sum(-1)[..., None])[None], len(gap))
 
 
+@accepts_arrays
 def reliability(probabilities: Tensor, targets: Tensor, bins: int = 15) -> Reliability:
     """Count, confidence and accuracy in each of the bins of `ece`.
 
@@ -110,6 +113,7 @@ def reliability(probabilities: Tensor, targets: Tensor, bins: int = 15) -> Relia
     return Reliability(edges, count, sums[0] / count, sums[1] / count)
 
 
+@accepts_arrays
 def ace(
     probabilities: Tensor,
     targets: Tensor,
@@ -236,11 +240,13 @@ def _check_bins(bins: int) -> None:
         raise InputError(f"expected at least 1 bin, found {bins}; leave bins out for 15")
 
 
-COLDEST, HOTTEST = 1e-6, 1e6
+COLDEST = 1e-6
+HOTTEST = 1e6
 _STEPS = 200
 _CLOSE = 1e-13  # relative
 
 
+@accepts_arrays
 def best_temperature(logits: Tensor, targets: Tensor) -> float:
     """Return the T > 0 that minimises the mean negative log-likelihood of softmax(logits / T).
 
@@ -278,6 +284,7 @@ def best_temperature(logits: Tensor, targets: Tensor) -> float:
     return 1 / s
 
 
+@accepts_arrays
 def tempered(logits: Tensor, temperature: float) -> Tensor:
     """Return softmax(logits / T), float64 (examples, classes): T > 1 doubts more, T < 1 less.
 

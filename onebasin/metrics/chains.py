@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.metrics.arrays import accepts_arrays
 
 FEWEST_DRAWS = 4  # each half of a chain needs two for a variance
 BLOCK_VALUES = 1 << 18  # in float64 2 MiB, of which a statistic holds about a dozen
@@ -122,6 +123,7 @@ def _scores_in_order(ascending: Tensor) -> Tensor:
     return scores[first + last]
 
 
+@accepts_arrays
 def rhat(values: Tensor, method: Literal["rank", "split"] = "rank") -> Tensor:
     """Potential scale reduction: near 1 where chains agree, above 1.01 where they should run longer.
 
@@ -153,6 +155,7 @@ def rhat(values: Tensor, method: Literal["rank", "split"] = "rank") -> Tensor:
     raise InputError(f'expected method "rank" or "split", found {method!r}; leave it out for "rank"')
 
 
+@accepts_arrays
 def ebfmi(energy: Tensor) -> Tensor:
     """Estimated Bayesian fraction of missing information of each chain, after Betancourt (2016).
 
@@ -200,6 +203,7 @@ def _scale_reduction(chains: Tensor) -> Tensor:
 STANDSTILL = 1e-15  # a smaller range of values counts as constant, as in arviz
 
 
+@accepts_arrays
 def ess(values: Tensor, kind: Literal["bulk", "tail", "mean"] = "bulk") -> Tensor:
     """Effective sample size: with how many independent draws the chains compare.
 
@@ -231,6 +235,7 @@ def ess(values: Tensor, kind: Literal["bulk", "tail", "mean"] = "bulk") -> Tenso
     return per_parameter(values, statistics[kind])
 
 
+@accepts_arrays
 def mcse(values: Tensor) -> Tensor:
     """Monte-Carlo standard error of the mean over all draws: std / sqrt(ESS), with the ESS of kind "mean".
 
@@ -303,6 +308,7 @@ def _correlation_time(rho: Tensor) -> Tensor:
     return 2 * total + even - 1
 
 
+@accepts_arrays
 def kinetic_temperature(momentum: Tensor, mass: float | Tensor = 1.0) -> Tensor:
     """Mean of p_i^2 / m_i over the d parameters: T in expectation for momenta p_i ~ N(0, T m_i).
 
@@ -329,6 +335,7 @@ def kinetic_temperature(momentum: Tensor, mass: float | Tensor = 1.0) -> Tensor:
     return _per_draw(lambda p: (p.square() / masses).mean(dim=1), momentum)
 
 
+@accepts_arrays
 def configurational_temperature(position: Tensor, gradient: Tensor) -> Tensor:
     """Mean of theta_i dU/dtheta_i over the d parameters: T in expectation for draws of exp(-U / T).
 

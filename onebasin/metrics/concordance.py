@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.metrics.arrays import accepts_arrays
 
 
+@accepts_arrays
 def pearson(first: Tensor, second: Tensor) -> float | None:
     """Correlation of two sets of numbers (n,), None where one of them does not vary.
 
@@ -23,6 +25,7 @@ def pearson(first: Tensor, second: Tensor) -> float | None:
     return float(pearsonr(both[0].numpy(), both[1].numpy()).statistic)
 
 
+@accepts_arrays
 def spearman(first: Tensor, second: Tensor) -> float | None:
     """Correlation of their ranks; equal numbers share their mean rank.
 
@@ -32,6 +35,7 @@ def spearman(first: Tensor, second: Tensor) -> float | None:
     return pearson(ranks(first), ranks(second))
 
 
+@accepts_arrays
 def ranks(values: Tensor) -> Tensor:
     """Places of numbers (n,) in ascending order from 1 on, float64; equal numbers share their mean rank.
 
@@ -43,6 +47,7 @@ def ranks(values: Tensor) -> Tensor:
     return torch.from_numpy(rankdata(values.detach().double().cpu().numpy())).to(values.device)
 
 
+@accepts_arrays
 def kendall_tau(first: Tensor, second: Tensor) -> Tensor:
     """Kendall's tau-b between rows of values (..., n), float64 (...): 1 for the same order, -1 for the reverse.
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.metrics.arrays import accepts_arrays
 from onebasin.metrics.entropy import entropy as _entropy
 from onebasin.metrics.entropy import mean_over_members
 from onebasin.metrics.probabilities import MEMBERS, as_probabilities, as_weights, at_most
@@ -36,6 +37,7 @@ Weights = tuple[Tensor, Tensor]
 _WANTED = (19, 20)  # 95 % as whole numbers: 0.95 n is not exact in floating point
 
 
+@accepts_arrays
 def auroc(in_distribution: Tensor, ood: Tensor, *, weights: Weights | None = None) -> Tensor:
     """Area under the ROC curve: P(ood > in_distribution) + 1/2 P(ood = in_distribution) for one random score of each.
 
@@ -47,6 +49,7 @@ def auroc(in_distribution: Tensor, ood: Tensor, *, weights: Weights | None = Non
     return _counted(in_distribution, ood, weights).auroc()
 
 
+@accepts_arrays
 def aupr(in_distribution: Tensor, ood: Tensor, *, positive: Positive = "ood", weights: Weights | None = None) -> Tensor:
     """Area under the precision-recall curve as average precision, sum_t (recall_t - recall_t-1) precision_t.
 
@@ -67,6 +70,7 @@ def aupr(in_distribution: Tensor, ood: Tensor, *, positive: Positive = "ood", we
     return _counted(in_distribution, ood, weights).aupr(positive)
 
 
+@accepts_arrays
 def fpr95(
     in_distribution: Tensor, ood: Tensor, *, positive: Positive = "ood", weights: Weights | None = None
 ) -> Tensor:
@@ -89,6 +93,7 @@ def fpr95(
     return _counted(in_distribution, ood, weights).fpr95(positive)
 
 
+@accepts_arrays
 def separation(in_distribution: Tensor, ood: Tensor, *, weights: Weights | None = None) -> dict[str, Tensor]:
     """All of the above by name, from one sort: auroc, aupr_in, aupr_out, fpr95_in and fpr95_out.
 
@@ -167,6 +172,7 @@ def _scores(values: Tensor, which: str) -> Tensor:
     return values.detach().double()
 
 
+@accepts_arrays
 def msp(probabilities: Tensor) -> Tensor:
     """Minus the largest average probability, -max_k mean_m p_mk (maximum softmax probability).
 
@@ -176,6 +182,7 @@ def msp(probabilities: Tensor) -> Tensor:
     return -_predictive(probabilities).amax(1)
 
 
+@accepts_arrays
 def entropy_score(probabilities: Tensor) -> Tensor:
     """Entropy of the average probabilities in nats.
 
@@ -185,6 +192,7 @@ def entropy_score(probabilities: Tensor) -> Tensor:
     return _entropy(_predictive(probabilities))
 
 
+@accepts_arrays
 def max_logit(logits: Tensor) -> Tensor:
     """Minus the largest average logit, -max_k mean_m z_mk.
 
@@ -194,6 +202,7 @@ def max_logit(logits: Tensor) -> Tensor:
     return -_mean_logits(logits).amax(1)
 
 
+@accepts_arrays
 def energy(logits: Tensor) -> Tensor:
     """Energy of the average logits, -log sum_k exp(mean_m z_mk).
 
@@ -203,6 +212,7 @@ def energy(logits: Tensor) -> Tensor:
     return -_mean_logits(logits).logsumexp(1)
 
 
+@accepts_arrays
 def ood_scores(probabilities: Tensor, logits: Tensor, mutual_information: Tensor) -> dict[str, Tensor]:
     """Every score by its name, each (examples,): higher = further out of distribution.
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.metrics.arrays import accepts_arrays
 from onebasin.metrics.probabilities import MEMBERS, PREDICTIVE, as_probabilities
 
 
+@accepts_arrays
 def entropy(probabilities: Tensor) -> Tensor:
     """Return H(p) = -sum_k p_k log p_k over the last axis, float64 (...); 0 log 0 is 0.
 
@@ -37,6 +39,7 @@ def mean_over_members(values: Tensor) -> Tensor:
     return exact[0] + (exact - exact[0]).mean(0)
 
 
+@accepts_arrays
 def predictive_entropy(probabilities: Tensor) -> Tensor:
     """Return H(mean_m p_m), the entropy of the average predictive, float64 (examples,).
 
@@ -46,6 +49,7 @@ def predictive_entropy(probabilities: Tensor) -> Tensor:
     return entropy(mean_over_members(as_probabilities(probabilities, MEMBERS)))
 
 
+@accepts_arrays
 def expected_entropy(probabilities: Tensor) -> Tensor:
     """Return mean_m H(p_m), the mean entropy of members, float64 (examples,).
 
@@ -55,6 +59,7 @@ def expected_entropy(probabilities: Tensor) -> Tensor:
     return mean_over_members(entropy(as_probabilities(probabilities, MEMBERS)))
 
 
+@accepts_arrays
 def mutual_information(probabilities: Tensor) -> Tensor:
     """Return H(mean_m p_m) - mean_m H(p_m) of each example, in nats, float64 (examples,).
 

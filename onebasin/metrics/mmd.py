@@ -45,6 +45,7 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.metrics.arrays import accepts_arrays
 from onebasin.metrics.pairs import METRICS, pairwise
 
 _PIECE = 1 << 15  # numbers that stay in the cache, and that torch does not share out to threads, which would wait
@@ -126,6 +127,7 @@ def metric_of(kernel: str) -> str:
     return METRIC_OF[kernel]
 
 
+@accepts_arrays
 def bandwidths(rule: Bandwidth, distances: Tensor, split: int) -> Tensor:
     """Return the bandwidths (count,) that a rule gives, or the numbers that were given.
 
@@ -194,6 +196,7 @@ def random_sides(members: int, split: int, permutations: int, generator: torch.G
     return sides.double()
 
 
+@accepts_arrays
 def side_statistics(matrix: Tensor, sides: Tensor) -> Tensor:
     """U for many ways to share out members.
 
@@ -215,6 +218,7 @@ def side_statistics(matrix: Tensor, sides: Tensor) -> Tensor:
     return xx / max(1, m * (m - 1)) + yy / max(1, n * (n - 1)) - 2 * xy / (m * n)
 
 
+@accepts_arrays
 def rounding(matrix: Tensor, split: int) -> Tensor:
     """Return how much of `side_statistics` may be rounding, float64 ().
 
@@ -229,6 +233,7 @@ def rounding(matrix: Tensor, split: int) -> Tensor:
     return 16 * torch.finfo(torch.float64).eps * matrix.amax() * (count**2 / fewest)
 
 
+@accepts_arrays
 def permutation_p(found: Tensor, rounding: Tensor | None = None) -> tuple[Tensor, float]:
     """P-values of the first column of statistics (count, 1 + permutations): one for each row, and one for all rows.
 
@@ -261,6 +266,7 @@ def random_counts(members: int, split: int, n_resamples: int, generator: torch.G
     return torch.cat(parts)
 
 
+@accepts_arrays
 def weighted_statistics(sums: Tensor, sizes: Tensor, split: int, counts: Tensor) -> Tensor:
     """U of resampled groups of members, pairs of one group left out.
 
@@ -301,6 +307,7 @@ def _quadratic(matrix: Tensor, columns: Tensor) -> Tensor:
     return total
 
 
+@accepts_arrays
 def percentiles(values: Tensor, confidence_level: float) -> tuple[float, float]:
     """The interval that leaves out equally many values on both sides; NaN is passed over."""
     if not 0 < confidence_level < 1:
@@ -375,6 +382,7 @@ class PermutationTest:
     p_value: float
 
 
+@accepts_arrays
 def mmd(
     x: Tensor | Pooled, y: Tensor | None = None, *, kernel: str = "gaussian", bandwidth: Bandwidth = "median"
 ) -> Tensor:
@@ -400,6 +408,7 @@ def mmd(
     return estimates[0] if single else estimates
 
 
+@accepts_arrays
 def mmd_test(
     x: Tensor | Pooled,
     y: Tensor | None = None,
@@ -429,6 +438,7 @@ def mmd_test(
     return PermutationTest(statistics[:, 0], widths, p_values, p_value)
 
 
+@accepts_arrays
 def mmd_interval(
     x: Tensor | Pooled,
     y: Tensor | None = None,
@@ -462,11 +472,13 @@ def mmd_interval(
     return (low, high) if min(split, len(pooled.distances) - split) >= FEWEST else (math.nan, math.nan)
 
 
+@accepts_arrays
 def kernel_matrix(pooled: Pooled, bandwidth: float, kernel: str) -> Tensor:
     """Return the kernel of all pairs of members (N, N), 0 on the diagonal: no pair has the same member twice."""
     return kernel_values(pooled.distances, bandwidth, kernel).fill_diagonal_(0)
 
 
+@accepts_arrays
 def unbiased(matrix: Tensor, split: int) -> Tensor:
     """U from the kernel of all pairs (N, N), 0 on the diagonal, of which the first `split` members are x."""
     m, n = split, len(matrix) - split

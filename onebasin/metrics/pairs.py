@@ -35,6 +35,7 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.metrics.arrays import accepts_arrays
 from onebasin.metrics.probabilities import MEMBERS, as_probabilities
 
 METRICS = ("l1", "l2")
@@ -202,6 +203,7 @@ def add_absolutes(total: Tensor, left: Tensor, right: Tensor | None = None, unit
                 total[rows, others].add_(torch.stack(sums), alpha=unit)
 
 
+@accepts_arrays
 def mirrored(upper: Tensor) -> Tensor:
     """Return the symmetric matrix whose part above the diagonal is given, with zeros on the diagonal."""
     above = upper.triu(1)
@@ -263,6 +265,7 @@ _SAMPLED = 64  # pairs that are computed exactly: to decide, or because there ar
 _CELLS = 1 << 22  # probabilities that are looked at a time: 32 MB in float64
 
 
+@accepts_arrays
 def pairwise_mutual_information(probabilities: Tensor) -> Tensor:
     """Return the mutual information of every pair of networks in nats, averaged over examples, float64 (M, M).
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.metrics.arrays import accepts_arrays
 
 PREDICTIVE, MEMBERS = "(examples, classes)", "(members, examples, classes)"
 _SUM_TOLERANCE, _SUM_TOLERANCE_HALF = 1e-3, 2e-2  # a row of rounded numbers does not sum to 1 exactly
@@ -44,6 +45,7 @@ def as_probabilities(values: Tensor, shape: str = PREDICTIVE) -> Tensor:
     return exact
 
 
+@accepts_arrays
 def as_class_numbers(targets: Tensor, probabilities: Tensor) -> Tensor:
     """Return targets as int64 (examples,).
 
@@ -84,6 +86,7 @@ def as_pair(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     return first, second
 
 
+@accepts_arrays
 def weighted_mean(values: Tensor, weights: Tensor | None = None) -> Tensor:
     """Mean of values (examples,) with weights (..., examples): sum_i w_i v_i / sum_i w_i, float64 (...).
 

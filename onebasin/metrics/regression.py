@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.metrics.arrays import accepts_arrays
 from onebasin.metrics.probabilities import weighted_mean
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
@@ -23,6 +24,7 @@ _STEPS = 200
 _CLOSE = 1e-15  # of the size of a quantile: about what rounding leaves
 
 
+@accepts_arrays
 def rmse(means: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Root of the mean squared error of the population's mean, over examples and the entries of `shape`.
 
@@ -39,6 +41,7 @@ def rmse(means: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> Te
     return weighted_mean(error.reshape(len(error), -1).mean(1), weights).sqrt()
 
 
+@accepts_arrays
 def gaussian_nll(means: Tensor, targets: Tensor, noise: float | Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Mean over examples of -log 1/M sum_m N(target; mean_m, noise_m^2), in nats; entries of an example are one event.
 
@@ -54,6 +57,7 @@ def gaussian_nll(means: Tensor, targets: Tensor, noise: float | Tensor, *, weigh
     return weighted_mean(-log_density(means, targets, noise), weights)
 
 
+@accepts_arrays
 def log_density(means: Tensor, targets: Tensor, noise: float | Tensor) -> Tensor:
     """Log of 1/M sum_m N(target; mean_m, noise_m^2) for each example, float64 (examples,).
 
@@ -71,6 +75,7 @@ def log_density(means: Tensor, targets: Tensor, noise: float | Tensor) -> Tensor
     return each.reshape(*each.shape[:2], -1).sum(2).logsumexp(0) - math.log(len(mean))
 
 
+@accepts_arrays
 def central_interval(means: Tensor, noise: float | Tensor, level: float) -> tuple[Tensor, Tensor]:
     """Ends of the central interval of the mixture: its quantiles (1 - level) / 2 and (1 + level) / 2.
 
@@ -103,6 +108,7 @@ def central_interval(means: Tensor, noise: float | Tensor, level: float) -> tupl
     return ends[0].reshape(shape), ends[1].reshape(shape)
 
 
+@accepts_arrays
 def coverage(
     means: Tensor, targets: Tensor, noise: float | Tensor, level: float = 0.95, *, weights: Tensor | None = None
 ) -> Tensor:
@@ -124,6 +130,7 @@ def coverage(
     return weighted_mean(held.reshape(len(held), -1).mean(1), weights)
 
 
+@accepts_arrays
 def width(means: Tensor, noise: float | Tensor, level: float = 0.95, *, weights: Tensor | None = None) -> Tensor:
     """Mean width of the central intervals of the mixture; at equal coverage the sharper is better.
 

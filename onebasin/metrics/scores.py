@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from onebasin.metrics.arrays import accepts_arrays
 from onebasin.metrics.probabilities import as_class_numbers, as_pair, as_probabilities, weighted_mean
 
 
+@accepts_arrays
 def accuracy(probabilities: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Share of the examples whose most probable class is the target; of equally probable classes the first counts.
 
@@ -24,6 +26,7 @@ def accuracy(probabilities: Tensor, targets: Tensor, *, weights: Tensor | None =
     return weighted_mean((exact.argmax(1) == as_class_numbers(targets, exact)).double(), weights)
 
 
+@accepts_arrays
 def nll(probabilities: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Mean of -log p(target), in nats.
 
@@ -40,6 +43,7 @@ def nll(probabilities: Tensor, targets: Tensor, *, weights: Tensor | None = None
     return weighted_mean(0 - wanted.log(), weights)  # 0 - x, for a certain prediction is worth 0 and not -0
 
 
+@accepts_arrays
 def brier(probabilities: Tensor, targets: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Mean over examples of sum_k (p_k - [k = target])^2, from 0 to 2; not divided by the number of classes.
 
@@ -53,6 +57,7 @@ def brier(probabilities: Tensor, targets: Tensor, *, weights: Tensor | None = No
     return weighted_mean(gap.square().sum(1), weights)
 
 
+@accepts_arrays
 def agreement(p: Tensor, q: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Share of the examples for which both have the same most probable class (the first one, of equal ones).
 
@@ -64,6 +69,7 @@ def agreement(p: Tensor, q: Tensor, *, weights: Tensor | None = None) -> Tensor:
     return weighted_mean((first.argmax(1) == second.argmax(1)).double(), weights)
 
 
+@accepts_arrays
 def total_variation(p: Tensor, q: Tensor, *, weights: Tensor | None = None) -> Tensor:
     """Mean over examples of 1/2 sum_k |p_k - q_k|, from 0 (equal) to 1.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from onebasin.errors import InputError
 from onebasin.parallel.executor import Executor, SerialExecutor
@@ -38,14 +37,13 @@ def open_executor(workers: int | None = None, executor: str | None = None) -> Ex
 
 
 @contextmanager
-def executor_for(options: Mapping[str, Any]) -> Iterator[Executor]:
-    """Yield the executor that `options["workers"]` and `options["executor"]` ask for.
+def executor_for(workers: int | None = None, executor: str | Executor | None = None) -> Iterator[Executor]:
+    """Yield the executor that the keywords `workers` and `executor` of a public function ask for.
 
     One that was open before stays open. Results do not depend on it.
     """
-    given, workers = options.get("executor"), options.get("workers")
-    if given is not None and not isinstance(given, str):
-        yield given
-        return
-    with open_executor(workers, given) as executor:
+    if executor is not None and not isinstance(executor, str):
         yield executor
+        return
+    with open_executor(workers, executor) as opened:
+        yield opened

@@ -30,6 +30,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from onebasin.errors import InputError, StorageError, UnsafeFileError
+from onebasin.population.member_storage import converted
 from onebasin.population.names import natural_key, strip_prefix
 from onebasin.state import Spec, State, check_spec, spec_of
 from onebasin.storage import RATIO, TENSORS, is_usual, make_folder, publish, tar_files
@@ -63,7 +64,11 @@ class Contents:
 
 
 def networks_in(
-    path: str | os.PathLike[str], *, spec: Spec | None = None, ratio: float = RATIO
+    path: str | os.PathLike[str],
+    *,
+    spec: Spec | None = None,
+    dtype: torch.dtype | None = None,
+    ratio: float = RATIO,
 ) -> Iterator[tuple[str, State]]:
     """Yield the name and the weights of one network after the other, in the order of the archive.
 
@@ -73,6 +78,7 @@ def networks_in(
         path: the archive.
         spec: refuse networks that differ from it; a shared prefix of names is stripped. By default the first network
             decides.
+        dtype: dtype of floating-point tensors; None leaves theirs.
         ratio: see `tar_files`.
 
     Raises:
@@ -80,7 +86,7 @@ def networks_in(
         UnsafeFileError: a member is a link, a device, a pickle, or leads out of its folder; or there is too much.
         SpecError: two networks differ.
     """
-    return _checked_states(_network_files(Path(path), ratio), path, spec)
+    return _checked_states(_network_files(Path(path), ratio), path, spec, dtype)
 
 
 def contents_of(path: Path) -> Contents:
@@ -100,10 +106,15 @@ def contents_of(path: Path) -> Contents:
 
 
 def ordered_networks(
-    path: Path, names: Sequence[str], *, spec: Spec | None = None, buffer: int = BUFFER
+    path: Path,
+    names: Sequence[str],
+    *,
+    spec: Spec | None = None,
+    dtype: torch.dtype | None = None,
+    buffer: int = BUFFER,
 ) -> Iterator[tuple[str, State]]:
     """Yield the networks of these names in this order, with at most `buffer` bytes and one network in memory."""
-    return _checked_states(in_order(lambda: _network_files(path), names, buffer), path, spec)
+    return _checked_states(in_order(lambda: _network_files(path), names, buffer), path, spec, dtype)
 
 
 def in_order(
@@ -142,10 +153,10 @@ def in_order(
             raise StorageError(f"member {names[done]!r} was there before and is gone: do not change what is being read")
 
 
-def stacked_archive(path: Path, expected: Spec | None, room: int) -> State:
+def stacked_archive(path: Path, expected: Spec | None, room: int, dtype: torch.dtype | None = None) -> State:
     """All networks of an archive as tensors (members, *shape), ordered by the numbers in their names."""
     networks: list[tuple[str, State]] = []
-    for name, state in networks_in(path, spec=expected):
+    for name, state in networks_in(path, spec=expected, dtype=dtype):
         room -= sum(value.nbytes for value in state.values())
         if room < 0:
             raise too_large(path)
@@ -177,13 +188,16 @@ def _network_files(path: Path, ratio: float = RATIO) -> Iterator[tuple[str, byte
 
 
 def _checked_states(
-    members: Iterable[tuple[str, bytes]], path: str | os.PathLike[str], spec: Spec | None
+    members: Iterable[tuple[str, bytes]],
+    path: str | os.PathLike[str],
+    spec: Spec | None,
+    dtype: torch.dtype | None,
 ) -> Iterator[tuple[str, State]]:
     """Read members, which must agree with the spec or with the first."""
     expected, origin = spec, "the given spec"
     for name, content in members:
         where = f"member {name!r} of {path}"
-        state = _read(content, where, spec)
+        state = {key: converted(value, dtype) for key, value in _read(content, where, spec).items()}
         if expected is None:
             expected, origin = spec_of(state), PurePosixPath(name).name
         check_spec(spec_of(state), expected, where=f"{where}, compared with {origin},")

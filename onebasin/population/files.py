@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import pickle
 import re
 import warnings
@@ -15,12 +17,14 @@ from torch import Tensor
 
 from onebasin.errors import OnebasinError, StorageError, UnsafeFileError, first_line
 from onebasin.population.member_storage import FileSource, MemorySource, Source
-from onebasin.population.names import natural_key, strip_prefix
+from onebasin.population.names import add_tied, natural_key, strip_prefix
 from onebasin.state import Spec, spec_of
-from onebasin.storage import TensorFile, check_plain, check_torch_file
+from onebasin.storage import TensorFile, check_plain, check_torch_file, map_tensors, read_header
 
 TORCH_SUFFIXES = (".pt", ".pth", ".th", ".ckpt")
 SUFFIXES = (".safetensors", *TORCH_SUFFIXES)
+POSTERIOR = "onebasin-posterior"  # in the metadata of a posterior's file
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"  # of save_pretrained
 
 # Where training scripts put the weights, in the order in which we look; averaged weights only if nothing else is there.
 _NESTED = re.compile(r"state_dict|model_state_dict|model|net|network|params|weights|module|ema.*|.*_ema")
@@ -32,11 +36,69 @@ def network_paths(folder: Path) -> list[Path]:
     return sorted((path for path in paths if path.is_file()), key=natural_key)
 
 
-def file_source(file: TensorFile, expected: Spec | None = None) -> tuple[Source, Spec]:
+def is_pretrained(path: Path) -> bool:
+    """Whether a folder holds one network as `save_pretrained` of transformers writes it."""
+    if not (path / CONFIG).is_file() or not ((path / WEIGHTS).is_file() or (path / INDEX).is_file()):
+        return False
+    config = _json_object(path / CONFIG)
+    return "model_type" in config or "architectures" in config
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        content = None
+    return content if isinstance(content, dict) else {}
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the weights of a folder of `save_pretrained`: one, or the parts that its index names.
+
+    Raises:
+        StorageError: the index is damaged, or leads out of the folder.
+    """
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    named = _json_object(folder / INDEX).get("weight_map")
+    names = sorted({str(name) for name in named.values()}) if isinstance(named, dict) else []
+    if not names or any(Path(name).name != name for name in names):
+        raise StorageError(
+            f"expected {folder / INDEX} to name the parts of a network beside it, found something else: write the "
+            "folder again with save_pretrained"
+        )
+    return [folder / name for name in names]
+
+
+def pretrained_source(
+    folder: Path, expected: Spec | None = None, tied: Mapping[str, str] | None = None
+) -> tuple[Source, Spec]:
+    """The network in a folder of `save_pretrained`; its tensors are mapped, and read when they are used."""
+    files = [read_header(path) for path in weight_files(folder)]
+    if len(files) == 1:
+        return file_source(files[0], expected, tied)
+    tensors = {name: value for file in files for name, value in map_tensors(file, file.entries).items()}
+    stored = add_tied(strip_prefix(tensors, expected), tied or {})
+    state = {name: tensors[stored[name]] for name in stored}
+    return MemorySource({name: value[None] for name, value in state.items()}, 1), spec_of(state)
+
+
+def file_source(
+    file: TensorFile, expected: Spec | None = None, tied: Mapping[str, str] | None = None
+) -> tuple[Source, Spec]:
     """A safetensors file of another program as one network; its tensors stay on the disk."""
     if not file.entries:
         raise StorageError(f"{file.path} holds no tensor: choose a file with the weights of a network")
-    stored = strip_prefix(file.entries, expected)
+    if file.metadata.get("onebasin") == POSTERIOR:
+        raise StorageError(
+            f"expected networks in {file.path}, found a posterior: open it with ob.load_posterior, and draw networks "
+            "from it with posterior.draw(n, generator)"
+        )
+    if (kind := file.metadata.get("onebasin", "")).startswith("onebasin-"):
+        raise StorageError(
+            f"expected a network in {file.path}, found a file of the kind {kind}: read it with what wrote it"
+        )
+    stored = add_tied(strip_prefix(file.entries, expected), tied or {})
     return FileSource(file, stored, 1, stacked=False), {name: file.entries[stored[name]].spec for name in stored}
 
 
@@ -100,9 +162,15 @@ def load_weights(path: Path) -> Any:
                 f"{path} asks to run {code}, expected only tensors; it was not run. If you trust the file, load it "
                 "yourself and pass the state_dict() to Population.from_states"
             ) from error
+        if _is_text(path):
+            raise StorageError(
+                f"expected a torch file, but {path} is a text: give the file that torch.save wrote, or move it away to "
+                "go on without it"
+            ) from error
+        why = first_line(error, 120) if not isinstance(error, KeyError) else "its pickle refers to what it never stored"
         raise StorageError(
             f"expected a whole torch file, but {path} is truncated, corrupt or something else "
-            f"({first_line(error, 120)}): copy it again from its source, or move it away to go on without it"
+            f"({why}): copy it again from its source, or move it away to go on without it"
         ) from error
 
 
@@ -116,6 +184,16 @@ def _wanted_code(path: Path, error: Exception) -> str:
         return match[1]
     # A pickle (first byte 0x80) with instructions that torch never writes.
     return "an unknown pickle" if "Unsupported operand" in str(error) and _first_byte(path) == b"\x80" else ""
+
+
+def _is_text(path: Path) -> bool:
+    """Whether a file begins with nothing but printable characters, as no torch file does."""
+    with path.open("rb") as file:
+        beginning = file.read(512)
+    with contextlib.suppress(UnicodeDecodeError):
+        text = beginning.decode("utf-8", errors="strict" if len(beginning) < 512 else "ignore")
+        return bool(text) and all(letter.isprintable() or letter in "\n\r\t" for letter in text)
+    return False
 
 
 def _first_byte(path: Path) -> bytes:

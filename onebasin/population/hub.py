@@ -1,4 +1,4 @@
-"""Networks on the Hugging Face hub by name: hf://OWNER/NAME[@REVISION][/PATH], or hf://datasets/OWNER/NAME...
+"""Networks on the Hugging Face hub by name: `hf://OWNER/NAME[@REVISION][/PATH]`, or `hf://datasets/OWNER/NAME...`.
 
 PATH is a file, a folder, or a pattern in which * stands for a part of one name. Only safetensors files and tar archives
 are taken, never pickles. They are kept in the hub's own cache, where a download that was cut off goes on.

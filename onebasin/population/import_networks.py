@@ -13,17 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from onebasin.errors import InputError, StorageError
 from onebasin.parallel import Progress
 from onebasin.population.archive import contents_of, is_archive, networks_in, ordered_networks
+from onebasin.population.files import is_pretrained, weight_files
 from onebasin.population.member_storage import gather
 from onebasin.population.names import strip_prefix
-from onebasin.population.open import NetworkFiles, files_with_networks, find, open_members, relative_names
-from onebasin.population.population import Population
+from onebasin.population.open import (
+    NetworkFiles,
+    Wanted,
+    files_with_networks,
+    find,
+    open_members,
+    relative_names,
+)
+from onebasin.population.population import Architecture, Population
 from onebasin.population.shard import MANIFEST, read_manifest, shard_paths
 from onebasin.population.writer import PopulationWriter, block_members, member_bytes
-from onebasin.state import Spec, State, TensorSpec, check_spec, dtype_name, spec_of
+from onebasin.state import Spec, State, as_spec, check_spec, dtype_name, shared_names, spec_of
 from onebasin.storage import (
     DAMAGED,
     WHOLE,
@@ -58,8 +67,13 @@ class ImportPlan:
     """The files, the spec and the provenance of an import."""
 
     pieces: Sequence[Piece]
-    spec: Spec
+    wanted: Wanted
     provenance: Mapping[str, Any]
+
+    @property
+    def spec(self) -> Spec:
+        """Of every network, as it is written."""
+        return self.wanted.spec or {}
 
     @property
     def members(self) -> int:
@@ -71,7 +85,8 @@ def import_networks(
     where: str | os.PathLike[str],
     folder: str | os.PathLike[str],
     *,
-    spec: Spec | None = None,
+    spec: Architecture | None = None,
+    dtype: torch.dtype | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Write the networks of a source into a new population folder; call it again after an interruption.
@@ -82,7 +97,9 @@ def import_networks(
     Args:
         where: a folder, a file, an archive, a pattern, or a name on the hub.
         folder: the population.
-        spec: refuse networks of other names or shapes; a shared prefix of names is stripped.
+        spec: refuse networks of other names or shapes than this spec, state or module; a shared prefix of names is
+            stripped. Files may hold the tied weights of a module once.
+        dtype: convert floating-point tensors to it; None keeps theirs, which must be one and the same.
         progress: called with networks done, all networks, and what is being done.
 
     Returns:
@@ -96,7 +113,9 @@ def import_networks(
     target, show = Path(folder), progress or (lambda done, members, doing: None)
     if is_taken(target) and not (target / MANIFEST).exists():
         raise InputError(f"expected a new or empty folder, but {target} holds something else: choose another path")
-    plan = _plan(find(Path(where)).fetch(), spec, show)
+    tied = shared_names(spec) if isinstance(spec, nn.Module) else {}
+    wanted = Wanted(None if spec is None else as_spec(spec), dtype, tied)
+    plan = _plan(find(Path(where)).fetch(), wanted, show)
     if (target / MANIFEST).exists():
         _check_same(target, plan)
         return target
@@ -122,10 +141,11 @@ def _write(writer: PopulationWriter, plan: ImportPlan, show: Progress) -> None:
     writer.flush()
 
 
-def _plan(files: NetworkFiles, given: Spec | None, show: Progress) -> ImportPlan:
+def _plan(files: NetworkFiles, given: Wanted, show: Progress) -> ImportPlan:
     """Look at every file once: how many networks, under which names, of which shapes."""
     paths = [member for path in files.paths for member in files_with_networks(path)]
-    spec = _named_as(given, _stored_spec(paths[0]), str(paths[0]))
+    spec = given.converted(_first_spec(paths[0], given))
+    wanted = replace(given, spec=spec)
     pieces, archives = list[Piece](), list[dict[str, Any]]()
     for number, path in enumerate(paths):
         show(number, len(paths), f"looking through {path.name}")
@@ -134,7 +154,7 @@ def _plan(files: NetworkFiles, given: Spec | None, show: Progress) -> ImportPlan
             pieces.append(Piece(path, len(names), names))
             archives.append({"name": path.name, "sha256": digest(path), "networks": len(names)})
         else:
-            members = open_members(path, None if given is None else spec)
+            members = open_members(path, given if given.spec is None else wanted)
             check_spec(members.spec, spec, where=f"{path}, compared with {paths[0].name},")
             pieces.append(Piece(path, len(members)))
     plain = [path for path in paths if not is_archive(path)]
@@ -146,26 +166,24 @@ def _plan(files: NetworkFiles, given: Spec | None, show: Progress) -> ImportPlan
         **({"archives": archives} if archives else {}),
         **({"files": relative_names(plain), "bytes": sum(_size(path) for path in plain)} if plain else {}),
     }
-    return ImportPlan(pieces, spec, provenance)
+    return ImportPlan(pieces, wanted, provenance)
 
 
-def _stored_spec(path: Path) -> Spec:
-    """Shapes and dtypes of the first network, under its own names."""
-    return spec_of(next(networks_in(path))[1]) if is_archive(path) else open_members(path, None).spec
-
-
-def _named_as(given: Spec | None, stored: Spec, where: str) -> Spec:
-    """The stored spec under the names that were given; shapes must agree, and dtypes need not."""
-    spec = {name: stored[old] for name, old in strip_prefix(stored, given).items()}
-    if given is not None:
-        wanted = {name: TensorSpec(tensor.shape, spec.get(name, tensor).dtype) for name, tensor in given.items()}
-        check_spec(spec, wanted, where=where)
+def _first_spec(path: Path, wanted: Wanted) -> Spec:
+    """Shapes and dtypes of the first network, under the names that are wanted; dtypes may be others."""
+    if not is_archive(path):
+        return open_members(path, replace(wanted, dtype="stored")).spec
+    stored = spec_of(next(networks_in(path))[1])
+    spec = {name: stored[old] for name, old in strip_prefix(stored, wanted.spec).items()}
+    if wanted.spec is not None:
+        check_spec(spec, replace(wanted, dtype="stored").fitted(spec), where=str(path))
     return spec
 
 
 def _size(path: Path) -> int:
     """Bytes of a file, or of the shards of a population."""
-    return sum(shard.stat().st_size for shard in shard_paths(path)) if path.is_dir() else path.stat().st_size
+    paths = weight_files(path) if is_pretrained(path) else shard_paths(path) if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in paths)
 
 
 def _check_same(folder: Path, plan: ImportPlan) -> None:
@@ -192,15 +210,17 @@ def _stream(plan: ImportPlan, start: int) -> Iterator[Member]:
     """The members from number `start` on; pieces before it are not opened."""
     for piece in plan.pieces:
         if start < piece.count:
-            yield from _members(piece, start, plan.spec)
+            yield from _members(piece, start, plan)
         start = max(0, start - piece.count)
 
 
-def _members(piece: Piece, start: int, spec: Spec) -> Iterator[Member]:
+def _members(piece: Piece, start: int, plan: ImportPlan) -> Iterator[Member]:
+    spec = plan.spec
     if piece.names is not None:
-        yield from ((state, None, None) for _, state in ordered_networks(piece.path, piece.names[start:], spec=spec))
+        networks = ordered_networks(piece.path, piece.names[start:], spec=spec, dtype=plan.wanted.conversion)
+        yield from ((state, None, None) for _, state in networks)
         return
-    members = open_members(piece.path, spec)
+    members = open_members(piece.path, plan.wanted)
     step = block_members(spec)
     for first in range(start, len(members), step):
         rows = torch.arange(first, min(first + step, len(members)))

@@ -6,7 +6,7 @@ A source has `count` members and fills buffers with any of its rows. `gather` re
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -62,13 +62,15 @@ class MemorySource:
 class FileSource:
     """Members in one safetensors file: stacked tensors (count, *shape), or one network without a member axis.
 
-    `stored` maps our names to those of the file, which may carry a prefix.
+    `stored` maps our names to those of the file, which may carry a prefix. Floating-point tensors are converted to
+    `dtype`, if there is one, whenever they are read.
     """
 
     file: TensorFile
     stored: Mapping[str, str]
     count: int
     stacked: bool = True
+    dtype: torch.dtype | None = None
 
     @property
     def device(self) -> torch.device:
@@ -82,18 +84,34 @@ class FileSource:
 
     def views(self, names: Iterable[str], start: int, stop: int) -> State:
         """Map consecutive members; the disk is read when their values are."""
-        mapped = map_tensors(self.file, [self.stored[name] for name in names])
-        tensors = {name: mapped[self.stored[name]] for name in names}
-        if not self.stacked:
-            tensors = {name: tensor[None] for name, tensor in tensors.items()}
-        return {name: tensor[start:stop] for name, tensor in tensors.items()}
+        return {name: converted(tensor[start:stop], self.dtype) for name, tensor in self._mapped(names).items()}
+
+    def _mapped(self, names: Iterable[str]) -> State:
+        names = list(names)
+        mapped = map_tensors(self.file, {self.stored[name]: None for name in names})
+        return {name: mapped[self.stored[name]][() if self.stacked else None] for name in names}
 
     def fill(self, buffers: Mapping[str, Tensor], rows: Tensor) -> None:
         """Read members `rows` (n,) into buffers (n, *shape); only their pages are read."""
         runs = consecutive(rows)
-        for name, tensor in self.views(list(buffers), 0, self.count).items():
+        for name, tensor in self._mapped(buffers).items():
             for first, row, length in runs:
                 buffers[name][first : first + length].copy_(tensor[row : row + length])
+
+
+def converted(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A tensor in a dtype if there is one and the tensor is real; else as it is."""
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def convert_source(source: Source, dtype: torch.dtype | None) -> Source:
+    """The same members with floating-point tensors in a dtype; those in files are converted when they are read."""
+    if dtype is None:
+        return source
+    if isinstance(source, MemorySource):
+        return MemorySource({name: converted(value, dtype) for name, value in source.tensors.items()}, source.count)
+    assert isinstance(source, FileSource)
+    return replace(source, dtype=dtype)
 
 
 def consecutive(rows: Tensor) -> list[tuple[int, int, int]]:

@@ -1,7 +1,7 @@
 """Names of networks: files in their natural order, tensors without the prefixes of wrappers."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 
 _WRAPPERS = ("module.", "_orig_mod.")  # DataParallel and torch.compile
@@ -44,3 +44,18 @@ def strip_prefix(names: Iterable[str], expected: Iterable[str] | None = None) ->
         if not wrappers:
             return {name.removeprefix(prefix): name for name in names}
         prefix += wrappers[0]
+
+
+def add_tied(stored: Mapping[str, str], tied: Mapping[str, str]) -> dict[str, str]:
+    """Add names of tied tensors that a file holds under another of their names, as `save_pretrained` writes them.
+
+    Args:
+        stored: clean name -> name in the file.
+        tied: every name of the architecture -> the first name of the same tensor.
+
+    >>> add_tied({"embed.weight": "embed.weight"}, {"embed.weight": "embed.weight", "head.weight": "embed.weight"})
+    {'embed.weight': 'embed.weight', 'head.weight': 'embed.weight'}
+    """
+    held = {tied[name]: stored[name] for name in stored if name in tied}
+    missing = {name: held[first] for name, first in tied.items() if name not in stored and first in held}
+    return {**stored, **missing}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, overload
@@ -15,11 +16,14 @@ from torch import Tensor, nn
 
 from onebasin.errors import InputError, SpecError
 from onebasin.parallel import Executor, SerialExecutor
+from onebasin.population.arviz import OUTPUTS, posterior_arrays, tree
 from onebasin.population.check import source_problems
+from onebasin.population.draws import CHAIN, LOG_DENSITY, merge_chains, stack_draws
 from onebasin.population.map import map_members
 from onebasin.population.member_storage import MemorySource, Source, consecutive, gather
-from onebasin.population.open import concatenate_values, open_members
+from onebasin.population.open import Precision, Wanted, concatenate_values, open_members
 from onebasin.population.shard import block_spec
+from onebasin.population.show import population_record
 from onebasin.population.writer import (
     SHARD_BYTES,
     PopulationWriter,
@@ -28,6 +32,7 @@ from onebasin.population.writer import (
     save_file,
     save_folder,
 )
+from onebasin.reporting import Record, Result, html_of, text_of
 from onebasin.state import (
     Spec,
     State,
@@ -38,6 +43,7 @@ from onebasin.state import (
     flat_size,
     flatten,
     restore,
+    shared_names,
     spec_of,
     state_of,
 )
@@ -46,14 +52,33 @@ Architecture = Mapping[str, TensorSpec] | Mapping[str, Tensor] | nn.Module
 PathLike = str | os.PathLike[str]
 
 
+def check_population(population: object) -> None:
+    """Refuse what is no Population.
+
+    Raises:
+        InputError: a posterior, a module, or something else was given.
+    """
+    if isinstance(population, Population):
+        return
+    if hasattr(population, "draw") and hasattr(population, "components"):
+        remedy = "draw networks from it, as posterior.draw(100, torch.Generator())"
+    elif isinstance(getattr(population, "population", None), Population):
+        remedy = "give its networks, as alignment.population"
+    elif isinstance(population, nn.Module):
+        remedy = "make one of several modules with Population.from_models([...])"
+    else:
+        remedy = "make one with Population.from_models or Population.from_states"
+    raise InputError(f"expected a Population, found {type(population).__name__}: {remedy}")
+
+
 @dataclass(frozen=True, repr=False, eq=False)
-class Population:
+class Population(Result):
     """Many networks: the same names, each tensor (members, *shape).
 
     Build one with a `from_...` method or `open`. Slices are lazy, and members on disk are read when asked for.
 
     >>> population = Population.from_models([nn.Linear(2, 3), nn.Linear(2, 3)])
-    >>> population
+    >>> print(population.title)
     Population of 2 networks: 2 tensors, 9 weights each, float32, 0.0 MB in memory
     >>> population.tensor("weight").shape
     torch.Size([2, 3, 2])
@@ -94,7 +119,7 @@ class Population:
         """
         stacked = _tensors(tensors)
         if by_chain:
-            stacked, chain = _merge_chains(stacked)
+            stacked, chain = merge_chains(stacked)
         lengths = {name: tuple(value.shape[:1]) for name, value in stacked.items()}
         if not stacked or len(set(lengths.values())) != 1 or () in lengths.values():
             raise SpecError(
@@ -123,7 +148,17 @@ class Population:
     @classmethod
     def from_models(cls, models: Iterable[nn.Module], **facts: Any) -> Population:
         """Stack the states of modules of one architecture; the modules are not kept."""
-        return cls.from_states([state_of(model) for model in models], **facts)
+        given: list[Any] = [models] if isinstance(models, nn.Module | Mapping) else list(models)
+        for index, model in enumerate(given):
+            if isinstance(model, Mapping):
+                raise InputError(
+                    f"expected modules, found a state dict at place {index}: give state dicts to Population.from_states"
+                )
+            if not isinstance(model, nn.Module):
+                raise InputError(
+                    f"expected a list of torch.nn.Module, found {type(model).__name__} at place {index}: give modules"
+                )
+        return cls.from_states([state_of(model) for model in given], **facts)
 
     @classmethod
     def from_flat(cls, matrix: Any, spec: Architecture, **facts: Any) -> Population:
@@ -131,6 +166,13 @@ class Population:
 
         A state or module also lends its integer buffers.
         """
+        given: object = spec
+        if not isinstance(given, nn.Module | Mapping):
+            made = f", as {getattr(given, '__name__', 'factory')}()" if callable(given) else ""
+            raise InputError(
+                f"expected a module, a state dict or a spec to cut the matrix by, found {type(given).__name__}: give a "
+                f"module{made}"
+            )
         rows, chain = _flat_rows(matrix)
         facts = facts if chain is None else {**facts, "chain": chain}
         entries: Mapping[str, Any] = state_of(spec) if isinstance(spec, nn.Module) else spec
@@ -138,28 +180,58 @@ class Population:
         return cls.from_stacked(restore(rows, as_spec(spec), buffers), **facts)
 
     @classmethod
-    def from_arviz(cls, data: Any, **facts: Any) -> Population:
-        """Take draws (chain, draw, *shape) of ArviZ, chains laid end to end; `facts` are those of `from_stacked`.
+    def from_arviz(cls, data: Any, spec: Architecture | None = None, **facts: Any) -> Population:
+        """Take the draws (chain, draw, *shape) of an ArviZ posterior, chains laid end to end.
 
-        `data` is what `arviz.from_dict` returns, with a group "posterior"; that group; or a dict of arrays.
+        What `to_arviz` made comes back with its values, dtypes, chains, log densities and provenance.
+
+        Args:
+            data: an `xarray.DataTree` or an `arviz.InferenceData` with a group "posterior"; that group; a dict of
+                arrays; or the path of a netCDF file (.nc).
+            spec: take its tensors alone, or one variable (chain, draw, D) of flat networks, and refuse other shapes;
+                None takes all variables.
+            **facts: `chain`, `log_density` and `provenance`, as for `from_stacked`.
+
+        Raises:
+            SpecError: there is no posterior, or its variables are no draws of such networks.
         """
-        group = getattr(data, "posterior", data)
-        variables = getattr(group, "data_vars", group)
-        arrays = {str(name): np.asarray(variables[name]) for name in variables}
-        return cls.from_stacked(arrays, by_chain=True, **facts)
+        arrays, provenance = posterior_arrays(data)
+        if spec is None:
+            known = {name: arrays.pop(name, None) for name in (CHAIN, LOG_DENSITY)}
+            stacked, chain = merge_chains(arrays)
+            known = {CHAIN: chain if known[CHAIN] is None else known[CHAIN], LOG_DENSITY: known[LOG_DENSITY]}
+        else:
+            draws = stack_draws(arrays, as_spec(spec), "the posterior", axes=(2,))
+            stacked, known = draws.stacked, {CHAIN: draws.chain, LOG_DENSITY: draws.log_density}
+        return cls.from_stacked(stacked, **{**known, "provenance": provenance, **facts})
 
     @classmethod
-    def open(cls, path: PathLike, *, spec: Architecture | None = None, finite: bool = False) -> Population:
+    def open(
+        cls,
+        path: PathLike,
+        *,
+        spec: Architecture | None = None,
+        dtype: Precision = None,
+        tied: Mapping[str, str] | None = None,
+        finite: bool = False,
+    ) -> Population:
         """Open a population folder, a folder of one-network files, or one file; weights stay on the disk.
 
         Args:
             path: a folder with `population.json`, or with .safetensors, .pt, .pth, .th or .ckpt files (one network
                 each, in natural order of their names), or one such file; .tgz or .tar archives of safetensors files,
-                read into memory; a pattern of these; or hf://OWNER/NAME on the hub. Torch files never run code.
+                read into memory; a folder of `save_pretrained`; draws in .npz or .nc (ArviZ) files, which need `spec`
+                and are read into memory; a pattern of these; or hf://OWNER/NAME on the hub. Torch files never run code.
             spec: refuse members that differ from this spec, state or module; a shared prefix of names is stripped.
+            dtype: convert floating-point tensors to it when they are read, as in a folder of mixed precision; "stored":
+                `spec` says names and shapes only, and dtypes are those of the first file; None: dtypes must agree.
+            tied: name -> first name of the same tensor, for files that hold tied weights once; of a module its own.
             finite: read everything, and refuse NaN and infinity.
         """
-        members = open_members(Path(path), None if spec is None else as_spec(spec))
+        if dtype not in (None, "stored") and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise InputError(f"expected a floating-point dtype such as torch.float32, found {dtype!r}: give one")
+        tied = shared_names(spec) if tied is None and isinstance(spec, nn.Module) else tied or {}
+        members = open_members(Path(path), Wanted(None if spec is None else as_spec(spec), dtype, tied))
         facts = (members.chain, members.log_density, members.provenance)
         population = cls(tuple(members.sources), torch.arange(len(members)), members.spec, *facts, str(path))
         if finite and (problems := population._not_finite()):
@@ -242,7 +314,9 @@ class Population:
         density = None if self.log_density is None else self.log_density[rows]
         return replace(self, _rows=self._rows[rows], chain=chain, log_density=density)
 
-    def __repr__(self) -> str:
+    @property
+    def title(self) -> str:
+        """One line: number of networks, tensors and weights, dtypes, size and place."""
         weights = sum(tensor.size for tensor in self.spec.values())
         dtypes = "/".join(dict.fromkeys(dtype_name(tensor.dtype) for tensor in self.spec.values()))
         members = f"{len(self):,} network{'s' if len(self) != 1 else ''}"
@@ -251,6 +325,18 @@ class Population:
             f"Population of {members}: {len(self.spec)} tensors, {weights:,} weights each, {dtypes}, "
             f"{self.nbytes / 1e6:,.1f} MB {place}"
         )
+
+    def record(self) -> Record:
+        """Tables of tensors and chains; weights and norms of at most 500 networks, about 64 MB, which are read."""
+        return population_record(self, self.title)
+
+    def __str__(self) -> str:
+        """The tables, for which no weight is read."""
+        return text_of(population_record(self, self.title, figures=False))
+
+    def _repr_html_(self) -> str:
+        """The tables as HTML, for which no weight is read."""
+        return html_of(population_record(self, self.title, figures=False))
 
     def member(self, index: int) -> State:
         """Return one network as a fresh dict that `load_state_dict` accepts; negative counts from the end."""
@@ -276,22 +362,52 @@ class Population:
             return torch.empty(0, flat_size(self.spec))
         return torch.cat([torch.vmap(flatten)(block) for _, block in self.blocks()])
 
-    def to_arviz(self) -> dict[str, np.ndarray[Any, Any]]:
-        """Draws by name, (chain, draw, *shape), as `arviz.from_dict` takes them for the group "posterior".
+    def to_arviz(
+        self,
+        model: nn.Module | None = None,
+        inputs: Any = None,
+        *,
+        names: Iterable[str] | None = None,
+        cut: bool = False,
+    ) -> Any:
+        """Return the draws as an `xarray.DataTree`, as ArviZ takes them; `from_arviz` takes them back.
 
-        Chains are in the order of their first members. Without chains all members are draws of one.
+        Group "posterior" has one variable per tensor, (chain, draw, NAME_dim_0, ...), and "sample_stats" the log
+        density `lp` where it is known. With a model and inputs "predictions" has its outputs, (chain, draw, example,
+        output). Chains are in the order of their first members; without chains all members are draws of one. Half
+        precision is held in float32. Needs `pip install 'onebasin[arviz]'`.
+
+        Args:
+            model: the function, for outputs.
+            inputs: where it is evaluated.
+            names: tensors in the posterior; None for all.
+            cut: leave out the last draws of chains that are longer than the shortest, which are refused otherwise.
+
+        Raises:
+            InputError: there is no network, chains are not equally long, or ArviZ is not installed.
         """
+        if (model is None) != (inputs is None):
+            raise InputError("expected a model and inputs, or none of them, found one: outputs are computed with both")
+        rows, chains = self._by_chain(cut)
+        outputs = None
+        if model is not None:
+            # Through the front door, since this package stands below those that call models.
+            outputs = import_module("onebasin").predict(model, self, inputs, quantity="logits")
+        tensors = {name: self.tensor(name) for name in (self.names if names is None else names)}
+        facts = {LOG_DENSITY: self.log_density, OUTPUTS: outputs}
+        return tree(tensors, rows, chains, facts, dict(self.provenance))
+
+    def _by_chain(self, cut: bool) -> tuple[Tensor, list[int]]:
+        """Members of each chain (chains, draws), and the numbers of the chains."""
         chain = torch.zeros(len(self), dtype=torch.int64) if self.chain is None else self.chain
-        chains = list(dict.fromkeys(chain.tolist()))
-        draws = {number: int((chain == number).sum()) for number in chains}
-        if len(set(draws.values())) > 1:
+        rows = {number: (chain == number).nonzero().flatten() for number in dict.fromkeys(chain.tolist())}
+        draws = {number: len(members) for number, members in rows.items()}
+        if not rows or (len(set(draws.values())) > 1 and not cut):
             raise InputError(
-                f"ArviZ takes chains of equal length, found {draws} draws by chain: leave the last draws of the "
-                "longer ones out, as in population[[0, 1, 2]]"
+                f"ArviZ takes chains of equal length, found {draws or 'no'} draws by chain: give cut=True to leave out "
+                "the last draws of the longer ones"
             )
-        rows = torch.cat([(chain == number).nonzero().flatten() for number in chains] or [chain])
-        shape = (len(chains), -1) if chains else (0, 0)
-        return {name: value.unflatten(0, shape).cpu().numpy() for name, value in self[rows].stacked().items()}
+        return torch.stack([members[: min(draws.values())] for members in rows.values()]), list(rows)
 
     def blocks(self, size: int | None = None) -> Iterator[tuple[int, State]]:
         """Yield (start, tensors (n, *shape)) for consecutive members, n <= size; about 64 MB each by default."""
@@ -430,8 +546,11 @@ class Population:
     def save(self, path: PathLike) -> Path:
         """Write a population folder, or a single file if `path` ends in .safetensors; all or nothing.
 
-        A folder must be new or empty; to add to a population use `Population.writer`.
+        A folder must be new or empty; to add to a population use `Population.writer`. With a path that ends in .json
+        only the record for reports is written, as of any result.
         """
+        if Path(path).suffix == ".json":
+            return super().save(path)
         if Path(path).suffix == ".safetensors":
             save_file(Path(path), self.stacked(), self)
         else:
@@ -481,7 +600,14 @@ def _stack_states(states: Iterable[Mapping[str, Any]]) -> State:
     # What a generator yields may be live (the weights of a network in training), so it is copied at once.
     live = not isinstance(states, Sequence)
     members: list[State] = []
-    for index, given in enumerate(states):
+    every: Iterable[Any] = [states] if isinstance(states, Mapping | nn.Module) else states
+    for index, given in enumerate(every):
+        if not isinstance(given, Mapping):
+            reader = "Population.from_models" if isinstance(given, nn.Module) else "Population.from_flat"
+            raise InputError(
+                f"expected a list of state dicts, found {type(given).__name__} at place {index}: give dicts of "
+                f"tensors, or use {reader}"
+            )
         state = _tensors(given)
         if members:
             where = f"member {index}, compared with member 0,"
@@ -490,18 +616,6 @@ def _stack_states(states: Iterable[Mapping[str, Any]]) -> State:
     if not members:
         raise InputError("expected at least one network, found none: pass a list of modules or state dicts")
     return {name: torch.stack([state[name] for state in members]) for name in members[0]}
-
-
-def _merge_chains(stacked: State) -> tuple[State, Tensor]:
-    """Turn (chains, draws, *shape) into (chains * draws, *shape) and the chain of each member."""
-    leading = {name: tuple(value.shape[:2]) for name, value in stacked.items()}
-    if len(set(leading.values())) != 1 or any(len(shape) != 2 for shape in leading.values()):
-        raise SpecError(
-            f"expected tensors (chains, draws, *shape) of equal chains and draws, found {leading}: "
-            "stack each tensor over the same chains"
-        )
-    chains, draws = next(iter(leading.values()))
-    return {name: value.flatten(0, 1) for name, value in stacked.items()}, torch.arange(chains).repeat_interleave(draws)
 
 
 def _member_values(values: Any, count: int, dtype: torch.dtype, what: str) -> Tensor | None:
@@ -539,7 +653,7 @@ def _flat_rows(matrix: Any) -> tuple[Tensor, Tensor | None]:
     """A matrix (members, D), and the chain of each member if it came as (chains, draws, D)."""
     rows, chain = _tensors({"matrix": matrix})["matrix"], None
     if rows.dim() == 3:
-        merged, chain = _merge_chains({"matrix": rows})
+        merged, chain = merge_chains({"matrix": rows})
         rows = merged["matrix"]
     if rows.dim() != 2:
         raise SpecError(

@@ -3,7 +3,8 @@
 from onebasin.posterior.distance import Distance, carried, distance, stitch
 from onebasin.posterior.divergence import Divergence, kl, wasserstein2
 from onebasin.posterior.families import GAUSSIANS, Family, FitOptions
-from onebasin.posterior.fidelity import EXAMPLES, Fidelity, fidelity, some_of, warnings_of
+from onebasin.posterior.fidelity import EXAMPLES, Fidelities, Fidelity, fidelity, some_of, warnings_of
+from onebasin.posterior.figures import LayerMap
 from onebasin.posterior.fit import FAMILIES, fit
 from onebasin.posterior.gaussian import (
     Block,
@@ -19,12 +20,12 @@ from onebasin.posterior.gaussian import (
 from onebasin.posterior.layout import FlatLayout, flat_layout
 from onebasin.posterior.moments import Deviations
 from onebasin.posterior.orbit import OrbitDensity, orbit_log_density
-from onebasin.posterior.posterior import FORMAT, Posterior, load_posterior, read_parts
+from onebasin.posterior.posterior import FORMAT, Posterior, is_posterior, layer_map, load_posterior, read_parts
 from onebasin.posterior.predict import (
     Networks,
-    Output,
     Predictive,
     PredictOptions,
+    Quantity,
     check_classes,
     check_nan,
     first_of,
@@ -62,17 +63,18 @@ __all__ = [
     "Distance",
     "Divergence",
     "Family",
+    "Fidelities",
     "Fidelity",
     "FitOptions",
     "FlatLayout",
     "Full",
     "Gaussian",
     "Kronecker",
+    "LayerMap",
     "LowRank",
     "Masks",
     "Networks",
     "OrbitDensity",
-    "Output",
     "Partial",
     "Point",
     "Posterior",
@@ -80,6 +82,7 @@ __all__ = [
     "Predictive",
     "PriorShares",
     "PruningCurve",
+    "Quantity",
     "Removal",
     "carried",
     "check_classes",
@@ -90,7 +93,9 @@ __all__ = [
     "fit",
     "fit_scales",
     "flat_layout",
+    "is_posterior",
     "kl",
+    "layer_map",
     "load_posterior",
     "networks_of",
     "one_of_each",

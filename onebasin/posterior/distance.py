@@ -26,6 +26,21 @@ from onebasin.posterior.divergence import Divergence, kl, wasserstein2
 from onebasin.posterior.gaussian import Covariance, Diagonal, Gaussian, LowRank
 from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior
+from onebasin.reporting import (
+    Axis,
+    Cell,
+    Column,
+    Figure,
+    Number,
+    Panel,
+    Record,
+    Result,
+    Series,
+    Table,
+    as_number,
+    finite,
+    result_record,
+)
 from onebasin.state import State, check_spec
 from onebasin.symmetry import Element, Symmetry
 
@@ -214,8 +229,8 @@ GIVEN = "the given element"
 _ROUNDING = 1e-9
 
 
-@dataclass(frozen=True, eq=False)
-class Distance:
+@dataclass(frozen=True, eq=False, repr=False)
+class Distance(Result):
     """KL divergence and Wasserstein-2 distance of two posteriors, as given and in a common basin.
 
     Attributes:
@@ -239,7 +254,7 @@ class Distance:
     wasserstein_by: str
     kl_by: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain numbers and words."""
         numbers: dict[str, Any] = {
             name: {key: getattr(getattr(self, name), key) for key in ("value", "low", "high", "method")}
@@ -247,13 +262,52 @@ class Distance:
         }
         return {**numbers, "kl_by": self.kl_by, "wasserstein_by": self.wasserstein_by}
 
-    def __str__(self) -> str:
-        return (
-            f"{'':12s} {'as given':>34s} {'in a common basin':>34s}\n"
-            f"{'KL (nats)':12s} {self.kl_before!s:>34s} {self.kl_after!s:>34s}  by {self.kl_by}\n"
-            f"{'Wasserstein':12s} {self.wasserstein_before!s:>34s} {self.wasserstein_after!s:>34s}  "
-            f"by {self.wasserstein_by}"
+    def record(self) -> Record:
+        """A table, and bars as given and in a common basin."""
+        text = (
+            f"KL is {self.kl_after} nats in a common basin, {self.kl_before} as given; the Wasserstein-2 distance "
+            f"{self.wasserstein_after} instead of {self.wasserstein_before}."
         )
+        kinds = {
+            "KL (nats)": (self.kl_before, self.kl_after, self.kl_by),
+            "Wasserstein-2": (self.wasserstein_before, self.wasserstein_after, self.wasserstein_by),
+        }
+        rows: tuple[tuple[Cell, ...], ...] = tuple(
+            (name, *(_number(each) for each in (before, after)), f"by {by}", after.method)
+            for name, (before, after, by) in kinds.items()
+        )
+        names = Axis("", names=("as given", "in a common basin"))
+        panels = tuple(
+            Panel("bars", name, names, Axis(name), (_bars(before, after),))
+            for name, (before, after, _) in kinds.items()
+        )
+        columns = (
+            Column("distance"),
+            Column("as given", "nothing moved", "lower", 4),
+            Column("in a common basin", "the function of every draw is the same as before", "lower", 4),
+            Column("moved", "what was done to the second posterior"),
+            Column("known", "closed form, bounds, or a Monte-Carlo estimate with two standard errors"),
+        )
+        return result_record(
+            "distance",
+            "Distance of two posteriors",
+            text,
+            (
+                Table("distances", "As given and in a common basin", columns, rows),
+                Figure("bars", "How much of the distance is symmetry?", text, panels),
+            ),
+            values={name: {key: finite(part) if isinstance(part, float) else part for key, part in value.items()}
+                    if isinstance(value, dict) else value for name, value in self.to_dict().items()},
+        )  # fmt: skip
+
+
+def _bars(*found: Divergence) -> Series:
+    value, low, high = (tuple(finite(getattr(each, part)) for each in found) for part in ("value", "low", "high"))
+    return Series("", tuple(range(len(found))), value, low, high)
+
+
+def _number(found: Divergence) -> Number:
+    return as_number(found.value) if found.low == found.high else as_number(found.value, found.low, found.high)
 
 
 def onto(p: Posterior, q: Posterior, symmetry: Symmetry, *, by: str = "spread", scale: str = "reference") -> Element:

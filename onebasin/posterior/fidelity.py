@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from onebasin.functional import Call, Inputs, Measured, call_arguments, examples_in, rows_of
-from onebasin.parallel import Executor, executor_for
+from onebasin.functional import (
+    AnyInputs,
+    Call,
+    Inputs,
+    OutputPart,
+    call_arguments,
+    examples_in,
+    inputs_of,
+    measured_of,
+    rows_of,
+    select_output,
+)
+from onebasin.parallel import Executor, Progress, executor_for
 from onebasin.population import Population
+from onebasin.posterior.figures import fidelity_table
 from onebasin.posterior.posterior import Posterior
-from onebasin.posterior.predict import Output, predict
+from onebasin.posterior.predict import Quantity, predict
+from onebasin.reporting import Axis, Record, Result, Series, one_panel, result_record
 
 Change = Callable[[Tensor], Tensor]
 
@@ -113,7 +126,7 @@ EXAMPLES = 300  # enough to know an agreement of 0.5 to 0.03, and 0.95 to 0.013
 _SINGLE = 8  # networks that are compared with the average of all, one by one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fidelity:
     """Closeness of the average prediction of a posterior's draws to that of the networks, on some inputs.
 
@@ -135,7 +148,7 @@ class Fidelity:
     single: float
     low: bool
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         """One line."""
         if self.agreement is None:
             return f"rms difference {self.rms_difference:.4g}, of a single network {self.single:.4g}"
@@ -160,39 +173,92 @@ class Fidelity:
             "better. Refine it, keep more directions (low-rank) or means (mixture), or keep some of the networks"
         )
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain numbers."""
         return asdict(self)
+
+
+@dataclass(frozen=True, repr=False)
+class Fidelities(Result, Mapping[str, Fidelity]):
+    """A mapping from a kind of inputs to the fidelity on them.
+
+    Attributes:
+        kinds: "inputs", and what lies around them.
+    """
+
+    kinds: Mapping[str, Fidelity]
+
+    def __getitem__(self, kind: str) -> Fidelity:
+        return self.kinds[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers of each kind."""
+        return {kind: own.to_dict() for kind, own in self.kinds.items()}
+
+    def record(self) -> Record:
+        """A table, and bars of the posterior beside those of a single network."""
+        kind, first = next(iter(self.kinds.items()))
+        classes = first.agreement is not None
+        own = tuple(each.agreement if classes else each.rms_difference for each in self.kinds.values())
+        single_network = tuple(each.single for each in self.kinds.values())
+        places = tuple(range(len(self.kinds)))
+        series = (Series("draws of the posterior", places, own), Series("a single network", places, single_network))
+        answer = f"On {first.examples:,} {kind}: {first}."
+        axis = Axis("", names=tuple(self.kinds))
+        what = "agreement with the average of all networks" if classes else "rms difference from the average"
+        return result_record(
+            "fidelity",
+            "Fidelity of a posterior to its networks",
+            (answer, *warnings_of(self)),
+            (
+                fidelity_table(self.to_dict()),
+                one_panel(
+                    "bars", "Does it predict what its networks predict?", answer, "bars", axis, what, series=series
+                ),
+            ),
+            values=self.to_dict(),
+        )
 
 
 def fidelity(
     model: nn.Module,
     posterior: Posterior,
     population: Population,
-    inputs: Inputs,
+    inputs: AnyInputs,
     *,
-    statistics: Measured = None,
-    output: Output = "probabilities",
+    statistics: AnyInputs = None,
+    quantity: Quantity = "probabilities",
+    output: OutputPart = None,
     augment: bool = True,
     examples: int = EXAMPLES,
     draws: int = 100,
     seed: int = 0,
+    progress: Progress | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
-) -> dict[str, Fidelity]:
+) -> Fidelities:
     """Compare the average prediction of draws with that of networks, on inputs and on what lies around them.
 
     Args:
         model: the function; left exactly as it was.
         posterior: drawn from.
         population: the networks that it was fitted to, aligned or not.
-        inputs: a tensor, a tuple of positional or a dict of keyword inputs, one example per row of every tensor.
+        inputs: as in `predict`.
         statistics: inputs on which running statistics are measured for each draw, as in `predict`.
-        output: "probabilities" for a model that returns logits of classes on axis 1, else "values".
+        quantity: "probabilities" for a model that returns logits of classes on axis 1, else "values".
+        output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
+            or a number.
         augment: also compare on noisy copies, on mixtures of two inputs and on uniform noise.
         examples: of more inputs so many are chosen at random.
         draws: networks drawn from the posterior.
         seed: seed of the draws, of the choice and of the noise.
+        progress: called with (networks done, networks in all, on which inputs).
         workers: processes that run the networks.
         executor: "local" or the address of a Ray cluster, or an open Executor.
 
@@ -200,19 +266,27 @@ def fidelity(
         "inputs", and with `augment` "noisy inputs", "mixed inputs" and "uniform noise", as far as the inputs have
         floating-point tensors.
     """
+    model = select_output(model, output)
+    inputs, statistics = inputs_of(inputs, model), measured_of(statistics, model)
     kinds: dict[str, Inputs] = {"inputs": some_of(inputs, examples, seed)}
     if augment:
         kinds |= perturbed(kinds["inputs"], torch.Generator().manual_seed(seed))
     few = population[:: max(1, len(population) // _SINGLE)][:_SINGLE]
     result = {}
-    with executor_for({"workers": workers, "executor": executor}) as opened:
-        given: dict[str, Any] = {"output": output, "executor": opened}
+    with executor_for(workers, executor) as opened:
+        given: dict[str, Any] = {"quantity": quantity, "executor": opened}
         for name, kind in kinds.items():
+            given["progress"] = named(progress, f"comparing on {name}")
             goal = predict(model, population, kind, average=True, **given)
             mean = predict(model, posterior, kind, average=True, draws=draws, seed=seed, statistics=statistics, **given)
             single = predict(model, few, kind, **given).double()
-            result[name] = _compared(mean, goal, single, classes=output == "probabilities")
-    return result
+            result[name] = _compared(mean, goal, single, classes=quantity == "probabilities")
+    return Fidelities(result)
+
+
+def named(progress: Progress | None, text: str) -> Progress | None:
+    """The same progress under another text."""
+    return None if progress is None else lambda done, total, _: progress(done, total, text)
 
 
 def some_of(inputs: Inputs, most: int, seed: int) -> Inputs:

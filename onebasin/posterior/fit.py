@@ -96,7 +96,7 @@ def fit(
         raise InputError(f"a spread needs at least 2 networks, found {len(population)}: give more networks")
     layout = flat_layout(population, model)
     kind = covariance if family == MIXTURE else family
-    with executor_for({"workers": workers, "executor": executor}) as opened:
+    with executor_for(workers, executor) as opened:
         count = _cluster_count(components)
         if count is None:
             labels = _labels(population, components)

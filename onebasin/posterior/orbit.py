@@ -29,6 +29,7 @@ from onebasin.population import Population
 from onebasin.posterior.gaussian import Gaussian
 from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior
+from onebasin.reporting import Axis, Column, Number, Record, Result, Series, Table, one_panel, result_record
 from onebasin.state import State, check_state
 from onebasin.symmetry import Element, Symmetry
 
@@ -192,8 +193,8 @@ def _drawn(log_odds: Tensor, generator: torch.Generator | None) -> Tensor:
 _CHUNK = 1 << 24  # scores of so many numbers at once
 
 
-@dataclass(frozen=True)
-class OrbitDensity:
+@dataclass(frozen=True, repr=False)
+class OrbitDensity(Result):
     """An estimate of log q_G(w).
 
     Attributes:
@@ -208,8 +209,44 @@ class OrbitDensity:
     bound: float
     effective: float
 
-    def __str__(self) -> str:
-        return f"{self.value:.6g} ± {self.error:.2g} (at least {self.bound:.6g}, {self.effective:.0f} effective draws)"
+    def record(self) -> Record:
+        """A table of the numbers, and the estimate beside its bound."""
+        text = (
+            f"The log density is {self.value:.6g} ± {self.error:.2g} nats, at least {self.bound:.6g}, from "
+            f"{self.effective:.0f} effective draws."
+        )
+        rows = (
+            ("estimate", Number(self.value, self.error)),
+            ("lower bound", Number(self.bound)),
+            ("effective draws", Number(self.effective)),
+        )
+        places = (self.bound, self.value)
+        ends = ((self.bound, self.value - self.error), (self.bound, self.value + self.error))
+        points = Series("", (0.0, 1.0), places, *ends)
+        return result_record(
+            "orbit-density",
+            "Log density averaged over the orbit of a network",
+            text,
+            (
+                Table(
+                    "numbers",
+                    "The estimate",
+                    (Column(""), Column("value (nats)", digits=3)),
+                    rows,
+                    "± one standard error",
+                ),
+                one_panel(
+                    "interval",
+                    "How sure is the estimate?",
+                    text,
+                    "points",
+                    Axis("", low=-0.6, high=1.6, names=("lower bound", "estimate")),
+                    "log density (nats)",
+                    series=(points,),
+                ),
+            ),
+            values={"value": self.value, "error": self.error, "bound": self.bound, "effective": self.effective},
+        )
 
 
 class _Part(NamedTuple):

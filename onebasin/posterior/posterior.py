@@ -19,11 +19,19 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError, OnebasinError, SpecError, StorageError
-from onebasin.functional import Measured, refreshed, statistics_in, warn_stale
+from onebasin.functional import (
+    AnyInputs,
+    inputs_of,
+    refreshed,
+    statistics_in,
+    warn_stale,
+)
 from onebasin.population import Population
 from onebasin.posterior.families import covariance_class
+from onebasin.posterior.figures import LayerMap, Spread, chosen_tensor, refined_items
 from onebasin.posterior.gaussian import Covariance, Gaussian
 from onebasin.posterior.layout import FlatLayout
+from onebasin.reporting import Column, Number, Record, Result, Table, encode, result_record
 from onebasin.state import Spec, State, as_spec, check_state, spec_from_json, spec_to_json
 from onebasin.storage import make_folder, need_space, read_header, read_tensors, write_tensors
 
@@ -102,6 +110,13 @@ def _bits(value: Tensor) -> Tensor:
 
 
 FORMAT = "onebasin-posterior"
+
+
+def is_posterior(path: Path) -> bool:
+    """Whether a file holds a posterior, by its header."""
+    return path.suffix == ".safetensors" and path.is_file() and read_header(path).metadata.get("onebasin") == FORMAT
+
+
 VERSION = 2
 _COUNTS = (".shape.places", ".shape.size")  # whole numbers among the tensors of a covariance
 _ZEROS, _TIMES = 1 << 30, 64  # bytes of zeros that a file may stand for: so many, or so many times its tensors
@@ -138,10 +153,12 @@ def write_parts(path: Path, parts: Parts) -> None:
 
 def read_parts(path: Path) -> Parts:
     """Read back what `write_parts` wrote."""
-    facts = read_header(path).metadata
+    kind = "a folder" if path.is_dir() else "another kind of file"
+    facts = {} if path.is_dir() else read_header(path).metadata
     if facts.get("onebasin") != FORMAT:
         raise StorageError(
-            f"expected a posterior in {path}, found another kind of file: open populations with Population.open"
+            f"expected a posterior in {path}, found {kind}: open networks with Population.open, and fit a posterior to "
+            "them with ob.fit"
         )
     if facts.get("version") not in ("1", str(VERSION)):
         raise StorageError(f"{path} has version {facts.get('version')}, expected 1 to {VERSION}: upgrade onebasin")
@@ -230,7 +247,7 @@ def _under(tensors: Mapping[str, Tensor], prefix: str) -> State:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Posterior:
+class Posterior(Result):
     """The density sum_m weights_m N(centre_m, covariance_m); a mixture of one is an ordinary Gaussian.
 
     Attributes:
@@ -309,10 +326,31 @@ class Posterior:
         first, *further = (component.covariance for component in self.components)
         return bool(further) and all(same_covariance(first, other) for other in further)
 
-    def __repr__(self) -> str:
+    @property
+    def description(self) -> str:
+        """Kind, number of weights and storage in one line."""
         kinds = "/".join(dict.fromkeys(component.covariance.kind.replace("_", "-") for component in self.components))
         what = f"{len(self.components)} {kinds} Gaussians" if len(self.components) > 1 else f"one {kinds} Gaussian"
-        return f"Posterior: {what} over {self.layout.size:,} weights, {self.storage:g} networks of storage"
+        return f"{what} over {self.layout.size:,} weights, {self.storage:g} networks of storage"
+
+    def record(self) -> Record:
+        """Tables of tensors, of storage and of what `refine` did; standard deviations of all weights and of tensors."""
+        return _record_of(self, None)
+
+    def plot(self, ax: Any = None, *, figure: str | None = None, before: Posterior | None = None) -> Any:
+        """Draw a figure of this posterior in the style of the reports.
+
+        Args:
+            ax: matplotlib axes to draw on; None makes new ones.
+            figure: "sigma", the standard deviations of all weights, which is the first; "layers", those of each tensor.
+            before: a posterior to compare with, such as the fit of the same networks before they were aligned.
+
+        Returns:
+            The matplotlib axes.
+        """
+        if before is None:
+            return super().plot(ax, figure=figure)
+        return Beside(self, before).plot(ax, figure=figure)
 
     @property
     def mean(self) -> State:
@@ -370,7 +408,7 @@ class Posterior:
         generator: torch.Generator,
         *,
         model: nn.Module | None = None,
-        statistics: Measured = None,
+        statistics: AnyInputs = None,
     ) -> Population:
         """Networks drawn from the mixture, ordered by component, which is their `chain`.
 
@@ -405,7 +443,7 @@ class Posterior:
             remedy = "give draw model= and statistics=, inputs such as those of training, or statistics=False to say so"
             warn_stale("draws of this posterior", self.own_statistics, remedy)
         elif statistics is not None and statistics is not False and model is not None:
-            stacked, _ = refreshed(model, stacked, statistics, constant=self.constant_statistics)
+            stacked, _ = refreshed(model, stacked, inputs_of(statistics, model), constant=self.constant_statistics)
         return Population.from_stacked(stacked, chain=chain, provenance=dict(self.provenance))
 
     def log_density(self, state: Mapping[str, Tensor]) -> float:
@@ -416,7 +454,12 @@ class Posterior:
         return float(torch.logsumexp(each + self.weights.to(each).log(), 0))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write one safetensors file; a file of this name is replaced when the new one is whole."""
+        """Write one safetensors file; a file of this name is replaced when the new one is whole.
+
+        With a path that ends in .json only the record for reports is written, as of any result.
+        """
+        if Path(path).suffix == ".json":
+            return super().save(path)
         write_parts(Path(path), self._parts)
         return Path(path)
 
@@ -440,6 +483,92 @@ class Posterior:
     def _one(self, flat: Tensor, buffers: State) -> State:
         stacked = self.layout.networks(flat[None], {name: value[None] for name, value in buffers.items()})
         return {name: value[0] for name, value in stacked.items()}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Beside(Result):
+    """A posterior, and another one that its standard deviations are drawn beside."""
+
+    posterior: Posterior
+    before: Posterior
+
+    def record(self) -> Record:
+        """That of the posterior, with both in its figures."""
+        if not isinstance(self.before, Posterior):
+            raise InputError(
+                f"expected a Posterior as before=, found a {type(self.before).__name__}: give fit(population)"
+            )
+        return _record_of(self.posterior, self.before)
+
+
+def _record_of(posterior: Posterior, before: Posterior | None) -> Record:
+    spread = _spread_of(posterior)
+    other = None if before is None else _spread_of(before)
+    known = spread.table()
+    median = known.rows[0][4]
+    assert isinstance(median, Number)
+    texts, items = refined_items(posterior.provenance)
+    storage = Table(
+        "storage",
+        "What is stored",
+        (
+            Column(""),
+            Column("components", digits=0),
+            Column("weights", digits=0),
+            Column("storage in networks", digits=2),
+            Column("megabytes"),
+        ),
+        (
+            (
+                "posterior",
+                *map(
+                    Number,
+                    (len(posterior.components), posterior.layout.size, posterior.storage, posterior.nbytes / 1e6),
+                ),
+            ),
+        ),
+    )
+    answer = (
+        f"The median standard deviation of a weight is {median.value or 0.0:.4g}; the file takes "
+        f"{posterior.nbytes / 1e6:,.3g} MB."
+    )
+    rows = {
+        str(row[0]): {column.name: cell.value for column, cell in zip(known.columns, row, strict=True)
+                      if isinstance(cell, Number)}
+        for row in known.rows
+    }  # fmt: skip
+    return result_record(
+        "posterior",
+        f"Posterior: {posterior.description}",
+        (answer, *texts),
+        (known, storage, spread.histogram(other), spread.layers(other), *items),
+        values={"storage": posterior.storage, "nbytes": posterior.nbytes, "weights": posterior.layout.size,
+                "components": len(posterior.components), "tensors": rows,
+                "provenance": encode(dict(posterior.provenance))},
+    )  # fmt: skip
+
+
+def _spread_of(posterior: Posterior) -> Spread:
+    return Spread(posterior.layout, posterior.flat_mean, posterior.flat_std)
+
+
+def layer_map(posterior: Posterior, name: str) -> LayerMap:
+    """Mean and standard deviation of one tensor of a posterior as heat maps: `layer_map(posterior, "0.weight").plot()`.
+
+    A matrix is drawn as it is, a convolution as a grid of units by inputs times places of the kernel, a vector as one
+    row. More than 200 rows or columns are averaged down to 200, and the caption says so.
+
+    Args:
+        posterior: best of an aligned population: before alignment the means of many networks are about zero.
+        name: of the tensor, as in the state dict.
+
+    Raises:
+        InputError: the posterior has no such tensor.
+    """
+    if not isinstance(posterior, Posterior):
+        raise InputError(f"expected a Posterior, found a {type(posterior).__name__}: give fit(population)")
+    layout, own = posterior.layout, chosen_tensor(posterior.layout, name)
+    return LayerMap(name, layout.shaped(posterior.flat_mean)[own], layout.shaped(posterior.flat_std)[own])
 
 
 def load_posterior(path: str | os.PathLike[str]) -> Posterior:

@@ -20,17 +20,22 @@ from torch import Tensor, nn
 
 from onebasin.errors import InputError, StatisticsWarning
 from onebasin.functional import (
+    AnyInputs,
     Inputs,
     Measured,
+    OutputPart,
     Portion,
     batches,
     check_rows,
     examples_in,
+    inputs_of,
+    measured_of,
     norms_used,
     one_by_one,
     portion,
     predictions,
     refreshed,
+    select_output,
     side_by_side,
     stale,
     vectorises,
@@ -191,10 +196,10 @@ def forward_passes(
     first = first_of(members)
     sizes = portion(model, first, inputs, chunk=options.chunk, batch=options.batch)
     # Decided once, here: it must not depend on which worker runs which networks.
-    together = vectorises(model, first, next(batches(inputs, options.sample_size()))[1])
+    together = vectorises(model, first, next(batches(inputs, options.sample_size()))[1], len(members))
     given = options.statistics if isinstance(networks, Posterior) else None
     statistics = None if given is False else given
-    with executor_for(options.execution) as executor:
+    with executor_for(**options.execution) as executor:
         work = _Forward(model, sizes, members, together=together)
         with closing(_chunks(executor, work, (inputs, statistics), options.progress)) as chunks:
             yield chunks
@@ -286,19 +291,20 @@ class _Forward:
         return Population.from_stacked(stacked)
 
 
-Output = Literal["probabilities", "logits", "values"]
-OUTPUTS = ("probabilities", "logits", "values")
+Quantity = Literal["probabilities", "logits", "values"]
+QUANTITIES = ("probabilities", "logits", "values")
 
 
 def predict(
     model: nn.Module,
     networks: Networks,
-    inputs: Inputs,
+    inputs: AnyInputs,
     *,
-    output: Output = "probabilities",
+    quantity: Quantity = "probabilities",
+    output: OutputPart = None,
     average: bool = False,
     draws: int = 100,
-    statistics: Measured = None,
+    statistics: AnyInputs = None,
     seed: int = 0,
     chunk: int | None = None,
     batch: int | None = None,
@@ -319,9 +325,12 @@ def predict(
     Args:
         model: the function; left exactly as it was.
         networks: a Population, read block by block; or a Posterior, from which networks are drawn block by block.
-        inputs: a tensor, a tuple of positional or a dict of keyword inputs, one example per row of every tensor.
-        output: "probabilities", the softmax over the classes, which are axis 1 of what a network returns (examples,
+        inputs: a tensor or array, a tuple of positional or a dict of keyword inputs, one example per row; or a Dataset,
+            a DataLoader (read once, its order kept) or rows of a Hugging Face data set, whose targets are left out.
+        quantity: "probabilities", the softmax over the classes, which are axis 1 of what a network returns (examples,
             classes, ...); "logits" or "values" (two words for the same), what the network returns.
+        output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
+            or a number.
         average: return the mean over networks in float64, and keep no more than a block of them. (Of logits this is
             the logarithm of a geometric mean: for the average predictive ask for probabilities.)
         draws: networks drawn from a Posterior; a Population is taken as it is.
@@ -344,7 +353,9 @@ def predict(
     Warns:
         StatisticsWarning: draws of a Posterior have running statistics that are not their own; see `statistics`.
     """
-    check_output(output)
+    check_quantity(quantity)
+    model = select_output(model, output)
+    inputs, statistics = inputs_of(inputs, model), measured_of(statistics, model)
     options = PredictOptions(
         draws=draws,
         seed=seed,
@@ -358,21 +369,23 @@ def predict(
     total = len(options.networks(networks))
     options, _ = stale_statistics(model, networks, inputs, options)
     if average:
-        return Predictive.of(model, networks, inputs, options, output=output, mean_only=True).mean
+        return Predictive.of(model, networks, inputs, options, quantity=quantity, mean_only=True).mean
     result: Tensor | None = None
     with forward_passes(model, networks, inputs, options) as chunks:
         for start, outputs in chunks:
-            shown = _shown(outputs, output, start)
+            shown = _shown(outputs, quantity, start)
             result = shown.new_empty((total, *shown.shape[1:])) if result is None else result
             result[start : start + len(shown)] = shown
     assert result is not None  # there is at least one network
     return result
 
 
-def check_output(output: str) -> None:
-    """Raise `InputError` unless the output is one of `OUTPUTS`."""
-    if output not in OUTPUTS:
-        raise InputError(f'expected output to be one of {", ".join(OUTPUTS)}, found {output!r}: give "probabilities"')
+def check_quantity(quantity: str) -> None:
+    """Raise `InputError` unless the quantity is one of `QUANTITIES`."""
+    if quantity not in QUANTITIES:
+        raise InputError(
+            f'expected quantity to be one of {", ".join(QUANTITIES)}, found {quantity!r}: give "probabilities"'
+        )
 
 
 def check_classes(outputs: Tensor) -> None:
@@ -384,12 +397,12 @@ def check_classes(outputs: Tensor) -> None:
     if not outputs.is_floating_point():
         raise InputError(
             f"expected scores of classes as floating-point numbers to make probabilities of, found {outputs.dtype}: "
-            'wrap the model so that it returns its scores, or ask for output="values"'
+            'wrap the model so that it returns its scores, or ask for quantity="values"'
         )
     if outputs.dim() < 3 or outputs.shape[2] < 2:
         raise InputError(
             f"expected outputs (examples, classes, ...) of at least 2 classes to make probabilities of, found "
-            f'{tuple(outputs.shape[1:])}: the softmax of a single number is always 1, so ask for output="values"'
+            f'{tuple(outputs.shape[1:])}: the softmax of a single number is always 1, so ask for quantity="values"'
         )
 
 
@@ -407,9 +420,9 @@ def check_nan(values: Tensor, start: int) -> None:
         )
 
 
-def _shown(outputs: Tensor, output: Output, start: int) -> Tensor:
+def _shown(outputs: Tensor, quantity: Quantity, start: int) -> Tensor:
     """Predictions from the outputs of networks from number `start` on, in their dtype."""
-    if output == "probabilities":
+    if quantity == "probabilities":
         check_classes(outputs)
         wide = outputs.float() if outputs.dtype.itemsize < 4 else outputs
         outputs = wide.softmax(2).to(outputs.dtype)
@@ -429,13 +442,13 @@ class Predictive:
     (tensor([[0.5000, 0.5000]], dtype=torch.float64), tensor([0.6931], dtype=torch.float64))
 
     Attributes:
-        output: what is averaged: "probabilities", "logits" or "values".
+        quantity: what is averaged: "probabilities", "logits" or "values".
         members: networks that were added.
     """
 
-    def __init__(self, output: Output = "probabilities", *, mean_only: bool = False) -> None:
+    def __init__(self, quantity: Quantity = "probabilities", *, mean_only: bool = False) -> None:
         """Begin without networks; `mean_only` keeps the mean alone, of what `predict` returns."""
-        self.output, self.mean_only, self.members = output, mean_only, 0
+        self.quantity, self.mean_only, self.members = quantity, mean_only, 0
         self._first: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
         self._log_sum: Tensor | None = None
@@ -448,12 +461,12 @@ class Predictive:
         inputs: Inputs,
         options: PredictOptions | None = None,
         *,
-        output: Output = "probabilities",
+        quantity: Quantity = "probabilities",
         mean_only: bool = False,
         prepare: Callable[[Tensor], Tensor] | None = None,
     ) -> Predictive:
         """Run every network over the inputs; `prepare` changes the outputs (n, examples, ...) before they count."""
-        predictive = cls(output, mean_only=mean_only)
+        predictive = cls(quantity, mean_only=mean_only)
         with forward_passes(model, networks, inputs, options or PredictOptions()) as chunks:
             for start, outputs in chunks:
                 predictive.add(outputs if prepare is None else prepare(outputs), start)
@@ -463,10 +476,10 @@ class Predictive:
         """Add networks by their outputs (n, examples, ...); errors count them from `start` on."""
         start = self.members if start is None else start
         if self.mean_only:
-            for prediction in _shown(outputs, self.output, start):
+            for prediction in _shown(outputs, self.quantity, start):
                 self._add({"mean": prediction})
             return
-        if self.output == "probabilities":
+        if self.quantity == "probabilities":
             check_classes(outputs)
         for number, network in enumerate(outputs):
             values = network.double()
@@ -480,7 +493,7 @@ class Predictive:
 
     def _quantities(self, outputs: Tensor) -> dict[str, Tensor]:
         """The quantities that are averaged, of one network with outputs (examples, ...)."""
-        if self.output != "probabilities":
+        if self.quantity != "probabilities":
             return {"mean": outputs}
         logs = outputs.log_softmax(1)
         probabilities = logs.exp()
@@ -504,7 +517,7 @@ class Predictive:
         if not self.members:
             raise InputError("expected at least one network to average over, found none: add networks first")
         if name not in self._first:
-            raise InputError(f'{self.output} have no {name}: predict with output="probabilities"')
+            raise InputError(f'{self.quantity} have no {name}: predict with quantity="probabilities"')
         return self._first[name] + self._sums[name] / self.members
 
     @property
@@ -512,7 +525,7 @@ class Predictive:
         """Mean prediction (examples, ...); of probabilities the average predictive."""
         mean = self._average("mean")
         # A mean of differences can take a probability of 1e-300 below zero by rounding.
-        return mean.clamp(min=0) if self.output == "probabilities" else mean
+        return mean.clamp(min=0) if self.quantity == "probabilities" else mean
 
     @property
     def log_mean(self) -> Tensor:

@@ -15,10 +15,24 @@ from typing import Any
 
 from onebasin.errors import InputError
 from onebasin.posterior.posterior import Posterior
+from onebasin.reporting import (
+    SHOWN,
+    Axis,
+    Column,
+    Number,
+    Record,
+    Result,
+    Rule,
+    Series,
+    Table,
+    largest_first,
+    one_panel,
+    result_record,
+)
 
 
-@dataclass(frozen=True)
-class PriorShares:
+@dataclass(frozen=True, repr=False)
+class PriorShares(Result):
     """Shares of weights whose mean and standard deviation are those of the prior.
 
     Attributes:
@@ -37,7 +51,7 @@ class PriorShares:
     networks: float | None
     tolerance: float
 
-    def to_json(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain numbers."""
         return {
             "total": self.total,
@@ -48,13 +62,44 @@ class PriorShares:
             "tolerance": self.tolerance,
         }
 
-    def __str__(self) -> str:
-        width = max(map(len, [*self.tensors, "total"]))
-        rows = [f"{name:{width}s}  {share:7.2%}" for name, share in {**self.tensors, "total": self.total}.items()]
+    def record(self) -> Record:
+        """A table and bars of the shares, beside the one that draws from the prior would give."""
         low, high = self.spread
         draws = "exact moments" if self.networks is None else f"{self.networks:g} draws"
-        note = f"{draws} from the prior would give {self.expected:.2%} (std / prior from {low:.3f} to {high:.3f})"
-        return "\n".join([*rows, note])
+        text = (
+            f"{self.total:.2%} of the weights are still at the prior; {draws} from the prior would give "
+            f"{self.expected:.2%} (std / prior from {low:.3f} to {high:.3f})."
+        )
+        names = largest_first(self.tensors, lambda name: self.tensors[name])
+        rows = tuple((name, Number(100 * share)) for name, share in
+                     {"all": self.total, **{name: self.tensors[name] for name in names}}.items())  # fmt: skip
+        shown = tuple(names[:SHOWN])
+        bars = Series("", tuple(range(len(shown))), tuple(100 * self.tensors[name] for name in shown))
+        more = "" if len(shown) == len(names) else f" The {len(shown)} largest of {len(names):,} tensors."
+        return result_record(
+            "prior-shares",
+            "Weights that the data did not move",
+            text,
+            (
+                Table(
+                    "shares",
+                    "Share of weights at the prior",
+                    (Column("tensor"), Column("at the prior", digits=2, unit="%")),
+                    rows,
+                ),
+                one_panel(
+                    "bars",
+                    "Which tensors are still at the prior?",
+                    text + more,
+                    "bars",
+                    Axis("", names=shown),
+                    Axis("weights at the prior (%)", low=0.0, high=105.0),
+                    series=(bars,),
+                    rules=(Rule("draws from the prior", 100 * self.expected),),
+                ),
+            ),
+            values=self.to_dict(),
+        )
 
 
 def prior_shares(

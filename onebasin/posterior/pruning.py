@@ -27,11 +27,43 @@ from torch import Tensor, nn
 
 from onebasin.alignment import match, match_activations
 from onebasin.errors import InputError, SpecError, StorageError
-from onebasin.functional import BATCH, Inputs, Loss, Measured, losses, norms_used, refreshed_one, warn_stale
+from onebasin.functional import (
+    BATCH,
+    AnyInputs,
+    Data,
+    Loss,
+    OutputPart,
+    losses,
+    measured_of,
+    norms_used,
+    pair_of,
+    refreshed_one,
+    select_output,
+    warn_stale,
+)
+from onebasin.parallel import Progress
 from onebasin.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian
 from onebasin.posterior.layout import FlatLayout, flat_layout
 from onebasin.posterior.posterior import Posterior
+from onebasin.reporting import (
+    SHOWN,
+    Axis,
+    Cell,
+    Column,
+    Figure,
+    Number,
+    Panel,
+    Record,
+    Result,
+    Series,
+    Table,
+    as_number,
+    encode,
+    largest_first,
+    one_panel,
+    result_record,
+)
 from onebasin.state import State, as_state
 from onebasin.storage import make_folder, need_space, read_header, read_tensors, write_tensors
 from onebasin.symmetry import Element, Symmetry
@@ -99,7 +131,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Masks(Mapping[str, Tensor]):
+class Masks(Result, Mapping[str, Tensor]):
     """A mapping from the name of a tensor to a bool tensor of its shape, True where the weight is kept.
 
     >>> masks = Masks({"w": torch.tensor([True, False, True])})
@@ -166,19 +198,39 @@ class Masks(Mapping[str, Tensor]):
         """Part of the masked tensors that is kept."""
         return self.kept / max(1, self.size)
 
-    def __repr__(self) -> str:
-        """Say how much is kept."""
-        return f"Masks({self.kept:,} of {self.size:,} weights kept in {len(self)} tensors)"
-
-    def __str__(self) -> str:
-        """A table of tensors."""
-        rows = [(name, int(mask.sum()), mask.numel()) for name, mask in self.tensors.items()]
-        rows.append(("all", self.kept, self.size))
-        width = max(6, *[len(name) for name, _, _ in rows])
-        lines = [f"{'tensor':<{width}}{'kept':>14}{'of':>14}{'share':>9}"]
-        lines += [f"{name:<{width}}{kept:>14,}{size:>14,}{kept / max(1, size):>9.2%}" for name, kept, size in rows]
-        lines.insert(1, "-" * len(lines[0]))
-        return "\n".join(lines)
+    def record(self) -> Record:
+        """A table and bars of what is kept of each tensor."""
+        counts = {name: (int(mask.sum()), mask.numel()) for name, mask in self.tensors.items()}
+        names = largest_first(counts, lambda name: counts[name][1])
+        every = {"all": (self.kept, self.size), **{name: counts[name] for name in names}}
+        rows = tuple((name, Number(kept), Number(size), Number(100 * kept / max(1, size)))
+                     for name, (kept, size) in every.items())  # fmt: skip
+        by = self.facts.get("by")
+        chosen = f", chosen by {by}" if by else ""
+        text = f"{self.kept:,} of {self.size:,} weights are kept ({self.share:.2%}){chosen}."
+        shown = tuple(names[:SHOWN])
+        bars = Series(
+            "", tuple(range(len(shown))), tuple(100 * counts[name][0] / max(1, counts[name][1]) for name in shown)
+        )
+        more = "" if len(shown) == len(names) else f" The {len(shown)} largest of {len(names):,} tensors."
+        columns = (
+            Column("tensor"),
+            Column("kept", digits=0),
+            Column("of", digits=0),
+            Column("share", digits=2, unit="%"),
+        )
+        return result_record(
+            "masks",
+            f"Masks of {len(self)} tensors",
+            text,
+            (
+                Table("tensors", "Weights that are kept", columns, rows),
+                one_panel("bars", "Which tensors keep their weights?", text + more, "bars", Axis("", names=shown),
+                       Axis("weights kept (%)", low=0.0), series=(bars,)),
+            ),
+            values={"kept": self.kept, "size": self.size, "facts": encode(dict(self.facts)),
+                    "tensors": {name: list(pair) for name, pair in counts.items()}},
+        )  # fmt: skip
 
     @overload
     def apply(self, network: Mapping[str, Tensor]) -> State: ...
@@ -494,8 +546,8 @@ class Point:
     spread: float = 0.0
 
 
-@dataclass(frozen=True)
-class PruningCurve:
+@dataclass(frozen=True, repr=False)
+class PruningCurve(Result):
     """Loss and accuracy of a network by the share of its weights that is kept.
 
     Attributes:
@@ -520,7 +572,70 @@ class PruningCurve:
         """Mean loss at each level."""
         return tuple(point.loss for point in self.points[by])
 
-    def as_dict(self) -> dict[str, Any]:
+    def record(self) -> Record:
+        """A table of levels by criteria, and accuracy and loss by the share that is kept."""
+        classes = self._classes
+        rows: tuple[tuple[Cell, ...], ...] = tuple(
+            (f"{100 * level:.4g} %", *(self._number(points[row]) for points in self.points.values()))
+            for row, level in enumerate(self.levels)
+        )
+        half = min(self.levels, key=lambda level: abs(level - 0.2))
+        place = self.levels.index(half)
+        best = (max if classes else min)(self.points, key=lambda by: self._value(self.points[by][place]))
+        value = self._value(self.points[best][place])
+        said = f"an accuracy of {value:.2%}" if classes else f"a loss of {value:.4g}"
+        text = f"With {half:.4g} of the weights kept, {best} is best, with {said} on {self.examples:,} examples."
+        kinds = ("accuracy", "loss") if classes else ("loss",)
+        panels = tuple(
+            Panel("lines", "", Axis("weights kept (%)", scale="log"),
+                  Axis(f"{kind} (%)" if kind == "accuracy" else kind),
+                  tuple(self._line(by, kind) for by in self.points))
+            for kind in kinds
+        )  # fmt: skip
+        given: dict[str, Any] = (
+            {"digits": 2, "unit": "%", "better": "higher"} if classes else {"digits": 4, "better": "lower"}
+        )
+        columns = (Column("kept"), *(Column(by, **given) for by in self.points))
+        spread = any(point.spread for points in self.points.values() for point in points)
+        return result_record(
+            "pruning",
+            f"Pruning curve of {len(self.points)} criteria",
+            (text, *self.remarks),
+            (
+                Table("curve", f"{kinds[0].capitalize()} by the share of weights kept",
+                      columns, rows, "± standard deviation over random orders" if spread else ""),
+                Figure("curve-lines", "How much can go?", text, panels),
+            ),
+            values=json.loads(self.to_json()),
+            settings={"per": self.per},
+        )  # fmt: skip
+
+    @property
+    def _classes(self) -> bool:
+        return all(point.accuracy is not None for points in self.points.values() for point in points)
+
+    def _value(self, point: Point) -> float:
+        return point.accuracy if self._classes and point.accuracy is not None else point.loss
+
+    def _number(self, point: Point) -> Number:
+        factor = 100 if self._classes else 1
+        found = as_number(factor * self._value(point))
+        return Number(found.value, factor * point.spread if point.spread else None, note=found.note)
+
+    def _line(self, by: str, kind: str) -> Series:
+        pairs = sorted(zip(self.levels, self.points[by], strict=True), key=lambda pair: pair[0])
+        factor = 100 if kind == "accuracy" else 1
+        values = [factor * float(getattr(point, kind)) for _, point in pairs]
+        x = tuple(100 * level for level, _ in pairs)
+        if not math.isfinite(sum(values)):
+            return Series(by, x, tuple(value if math.isfinite(value) else None for value in values))
+        band = [factor * point.spread if (kind == "accuracy") == self._classes else 0.0 for _, point in pairs]
+        if not any(band):
+            return Series(by, x, tuple(values))
+        low, high = (tuple(v + side * width for v, width in zip(values, band, strict=True)) for side in (-1, 1))
+        return Series(by, x, tuple(values), low, high)
+
+    def to_dict(self) -> dict[str, Any]:
         """Plain numbers."""
         return {
             "levels": list(self.levels),
@@ -532,11 +647,11 @@ class PruningCurve:
 
     def to_json(self) -> str:
         """The same as text."""
-        return json.dumps(self.as_dict(), indent=1)
+        return json.dumps(self.to_dict(), indent=1)
 
     def __str__(self) -> str:
         """Accuracy in per cent (the loss, without classes): one row per level, one column per criterion."""
-        classes = all(point.accuracy is not None for points in self.points.values() for point in points)
+        classes = self._classes
         widths = {by: max(9, len(by) + 2) for by in self.points}
         lines = [f"{'kept %':>7}" + "".join(f"{by:>{widths[by]}}" for by in self.points)]
         for row, level in enumerate(self.levels):
@@ -549,8 +664,9 @@ class PruningCurve:
 def pruning_curve(
     model: nn.Module,
     posterior: Posterior | Network,
-    data: tuple[Inputs, Tensor],
+    data: Data,
     *,
+    output: OutputPart = None,
     state: Network | None = None,
     by: Sequence[str] = CRITERIA,
     levels: Sequence[float] = LEVELS,
@@ -560,14 +676,17 @@ def pruning_curve(
     seed: int = 0,
     loss: Loss = "cross-entropy",
     batch: int = BATCH,
-    statistics: Measured = None,
+    statistics: AnyInputs = None,
+    progress: Progress | None = None,
 ) -> PruningCurve:
     """Prune one network by several criteria to several levels, each time from the whole network, and evaluate it.
 
     Args:
         model: the function; left as it was.
         posterior: means and standard deviations that rank the weights, as in `prune`.
-        data: inputs and targets to evaluate on.
+        data: inputs and targets to evaluate on, as in `evaluate`.
+        output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
+            or a number.
         state: the network to prune, in the basis of the posterior (see `transfer`); by default the posterior's mean.
         by: the criteria.
         levels: shares to keep.
@@ -580,11 +699,14 @@ def pruning_curve(
         statistics: inputs, such as those of training, on which the running statistics of norms are measured for each
             pruned network. False: keep those of the network. None: the same, with a warning and a remark where the
             network is the mean of a Posterior, which has only averages.
+        progress: called with (points of the curves done, points, criterion).
 
     Returns:
         Loss and accuracy for each criterion and level. Nothing that was given is changed.
     """
-    inputs, targets = data
+    model = select_output(model, output)
+    inputs, targets = pair_of(data, model)
+    statistics = measured_of(statistics, model)
     constant = posterior.constant_statistics if isinstance(posterior, Posterior) else frozenset()
     averaged: tuple[str, ...] = ()
     if state is None and isinstance(posterior, Posterior) and statistics is None:
@@ -612,8 +734,10 @@ def pruning_curve(
     for criterion in by:
         orders = range(repeats if criterion == "random" else 1)
         rankings = [Ranking.of(posterior, criterion, names=names, seed=seed + order) for order in orders]
-        row = []
+        row = list[Point]()
         for level in levels:
+            if progress is not None:
+                progress(len(points) * len(levels) + len(row), len(by) * len(levels), criterion)
             masks = [ranking.masks(level, per) for ranking in rankings]
             scores = [losses(model, pruned(one), inputs, targets, loss=loss, batch=batch) for one in masks]
             right = [1 - score.error for score in scores if score.error is not None]

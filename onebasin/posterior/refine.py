@@ -6,7 +6,8 @@ They keep the predictive, and no longer the standard deviations of the weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeVar
 
@@ -15,22 +16,27 @@ from torch import Tensor, nn
 
 from onebasin.errors import InputError
 from onebasin.functional import (
+    AnyInputs,
     Call,
     Differentiable,
     Inputs,
     Measured,
+    OutputPart,
     call_arguments,
     check_fits,
     examples_in,
+    inputs_of,
+    measured_of,
     norms_used,
     rows_of,
+    select_output,
 )
 from onebasin.parallel import Executor, Progress
 from onebasin.population import Population
-from onebasin.posterior.fidelity import augment, fidelity
+from onebasin.posterior.fidelity import augment, fidelity, named
 from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank, standard_normal
 from onebasin.posterior.posterior import Posterior
-from onebasin.posterior.predict import Output, Predictive, PredictOptions
+from onebasin.posterior.predict import Predictive, PredictOptions, Quantity
 from onebasin.state import State
 
 _LEAST = 1e-12  # of a probability or a variance under a logarithm
@@ -60,13 +66,14 @@ class Teacher:
         inputs: Inputs,
         *,
         classes: bool,
+        progress: Progress | None = None,
         workers: int | None = None,
         executor: str | Executor | None = None,
     ) -> Teacher:
         """Run all networks of the population over the inputs."""
-        options = PredictOptions(workers=workers, executor=executor)
-        output: Output = "probabilities" if classes else "values"
-        predictive = Predictive.of(model, population, inputs, options, output=output)
+        options = PredictOptions(progress=progress, workers=workers, executor=executor)
+        quantity: Quantity = "probabilities" if classes else "values"
+        predictive = Predictive.of(model, population, inputs, options, quantity=quantity)
         spread = predictive.expected_entropy if classes else predictive.variance(correction=0).sqrt()
         return cls(call_arguments(inputs), predictive.mean, spread, classes)
 
@@ -349,7 +356,7 @@ Form = Literal["refined", "scaled"]
 class DescentOptions:
     """The keywords of `refine` of the same names, checked."""
 
-    output: Output
+    quantity: Quantity
     steps: int
     draws: int
     batch: int
@@ -362,8 +369,8 @@ class DescentOptions:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.output not in ("probabilities", "values"):
-            raise InputError(f'expected output "probabilities" or "values", found {self.output!r}: give "values"')
+        if self.quantity not in ("probabilities", "values"):
+            raise InputError(f'expected quantity "probabilities" or "values", found {self.quantity!r}: give "values"')
         for name, least in (("steps", 1), ("draws", 2), ("batch", 1), ("mixed", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
@@ -378,9 +385,10 @@ def refine(
     model: nn.Module,
     posterior: Posterior,
     population: Population,
-    inputs: Inputs,
+    inputs: AnyInputs,
     *,
-    output: Output = "probabilities",
+    quantity: Quantity = "probabilities",
+    output: OutputPart = None,
     steps: int = 3000,
     draws: int = 64,
     batch: int = 250,
@@ -390,7 +398,7 @@ def refine(
     mixed: int = 4,
     diversity: float = 0.3,
     kl_weight: float = 0.0,
-    statistics: Measured = None,
+    statistics: AnyInputs = None,
     seed: int = 0,
     progress: Progress | None = None,
     workers: int | None = None,
@@ -418,7 +426,9 @@ def refine(
         posterior: diagonal or low-rank Gaussians, or a mixture of them, fitted to the aligned population.
         population: the networks whose predictive is the goal; aligned or not, they compute the same functions.
         inputs: unlabelled examples, such as the training inputs; never those that the result is judged on.
-        output: "probabilities" for a model that returns logits of classes on axis 1, or "values".
+        quantity: "probabilities" for a model that returns logits of classes on axis 1, or "values".
+        output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
+            or a number.
         steps: steps of Adam with a cosine schedule.
         draws: networks in a step, half of them mirrored; needs memory for so many networks.
         batch: examples in a step.
@@ -432,7 +442,8 @@ def refine(
         statistics: inputs on which running statistics of norms are measured for each draw; False leaves them at the
             averages that the posterior holds. By default the inputs that the posterior is moved on.
         seed: seed of draws, batches and noise.
-        progress: called with (steps done, steps, text).
+        progress: called with (steps done, steps, text), before it with networks of the population and after it with
+            those that are compared.
         workers: processes that run the networks of the population; the posterior itself is moved in this process.
         executor: "local" or the address of a Ray cluster, or an open Executor, for the same.
 
@@ -441,10 +452,12 @@ def refine(
         SpecError: population, posterior and model are not of one architecture.
     """
     options = DescentOptions(
-        output=output, steps=steps, draws=draws, batch=batch, lr=lr, start=start, noise=noise, mixed=mixed,
+        quantity=quantity, steps=steps, draws=draws, batch=batch, lr=lr, start=start, noise=noise, mixed=mixed,
         diversity=diversity, kl_weight=kl_weight, seed=seed,
     )  # fmt: skip
     execution = {"workers": workers, "executor": executor}
+    model = select_output(model, output)
+    inputs, statistics = inputs_of(inputs, model), measured_of(statistics, model)
     return _moved("refined", model, posterior, population, inputs, options, statistics, progress, execution)
 
 
@@ -452,9 +465,10 @@ def fit_scales(
     model: nn.Module,
     posterior: Posterior,
     population: Population,
-    inputs: Inputs,
+    inputs: AnyInputs,
     *,
-    output: Output = "probabilities",
+    quantity: Quantity = "probabilities",
+    output: OutputPart = None,
     steps: int = 300,
     draws: int = 64,
     batch: int = 250,
@@ -464,7 +478,7 @@ def fit_scales(
     mixed: int = 0,
     diversity: float = 0.0,
     kl_weight: float = 0.0,
-    statistics: Measured = None,
+    statistics: AnyInputs = None,
     seed: int = 0,
     progress: Progress | None = None,
     workers: int | None = None,
@@ -478,10 +492,12 @@ def fit_scales(
     Arguments as there; `provenance["scaled"]` holds the numbers.
     """
     options = DescentOptions(
-        output=output, steps=steps, draws=draws, batch=batch, lr=lr, start=start, noise=noise, mixed=mixed,
+        quantity=quantity, steps=steps, draws=draws, batch=batch, lr=lr, start=start, noise=noise, mixed=mixed,
         diversity=diversity, kl_weight=kl_weight, seed=seed,
     )  # fmt: skip
     execution = {"workers": workers, "executor": executor}
+    model = select_output(model, output)
+    inputs, statistics = inputs_of(inputs, model), measured_of(statistics, model)
     return _moved("scaled", model, posterior, population, inputs, options, statistics, progress, execution)
 
 
@@ -499,7 +515,10 @@ def _moved(
     check_fits(model, posterior.mean)
     generator = torch.Generator().manual_seed(options.seed)
     wide = augment(inputs, noise=options.noise, mixed=options.mixed, generator=generator)
-    teacher = Teacher.ask(model, population, wide, classes=options.output == "probabilities", **execution)
+    asked = named(progress, "asking the networks")
+    teacher = Teacher.ask(
+        model, population, wide, classes=options.quantity == "probabilities", progress=asked, **execution
+    )
     kind = FreeParameters if form == "refined" else ScaleParameters
     moving = RefinedParameters(posterior, kind, options.start)
     norms = norms_used(model, posterior.mean, inputs, constant=posterior.constant_statistics)
@@ -508,9 +527,12 @@ def _moved(
     measured: Measured = False if statistics is False or not norms else statistics
     with torch.enable_grad():
         function = Differentiable(model, *moving.place, constant=posterior.constant_statistics)
-        distance = _descend(moving, function, teacher, generator, options, measured, progress)
+        distances = _descend(moving, function, teacher, generator, options, measured, progress)
+    last = distances[-max(1, options.steps // 10) :]
+    distance = sum(last) / len(last)
     facts: dict[str, Any] = asdict(options)
     facts |= {"networks": len(population), "distance": distance, "narrowing": moving.narrowing()}
+    facts["descent"] = _thinned(distances)
     if norms:
         facts["statistics"] = "averages of the networks" if measured is False else "measured for each draw"
     if form == "scaled":
@@ -521,12 +543,25 @@ def _moved(
     result = moving.result(provenance)
     seed = options.seed + 1  # other noise than that of the descent
     close = fidelity(
-        model, result, population, inputs, statistics=measured, output=options.output, seed=seed, **execution
-    )
-    facts["fidelity"] = {name: numbers.to_json() for name, numbers in close.items()}
+        model, result, population, inputs, statistics=measured, quantity=options.quantity, seed=seed, progress=progress,
+        **execution,
+    )  # fmt: skip
+    facts["fidelity"] = close.to_dict()
     return result
 
 
+@contextmanager
+def _differentiable_attention() -> Iterator[None]:
+    """Switch off torch's fused attention layers of inference, which have no gradient."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@_differentiable_attention()
 def _descend(
     moving: RefinedParameters,
     function: Differentiable,
@@ -535,8 +570,8 @@ def _descend(
     options: DescentOptions,
     statistics: Measured,
     progress: Progress | None,
-) -> float:
-    """Adam with a cosine schedule; returns the mean distance over the last tenth of the steps.
+) -> list[float]:
+    """Adam with a cosine schedule; returns the distance at each step.
 
     With `statistics`, a batch of these inputs gives each network of a step the running statistics of its norms.
     """
@@ -567,5 +602,19 @@ def _descend(
         distances.append(float(distance.detach()))
         if progress is not None:
             progress(step + 1, steps, f"distance {distances[-1]:.4f}")
-    last = distances[-max(1, steps // 10) :]
-    return sum(last) / len(last)
+    return distances
+
+
+_KEPT = 100  # points of the descent that are kept for its figure
+
+
+def _thinned(distances: list[float]) -> dict[str, Any]:
+    """Means of the distance over at most 100 pieces of the descent, and the last step of each.
+
+    >>> _thinned([3.0, 1.0])
+    {'steps': [1, 2], 'distances': [3.0, 1.0]}
+    """
+    size = -(-len(distances) // _KEPT)
+    pieces = [distances[start : start + size] for start in range(0, len(distances), size)]
+    steps = [min(size * (number + 1), len(distances)) for number in range(len(pieces))]
+    return {"steps": steps, "distances": [sum(piece) / len(piece) for piece in pieces]}

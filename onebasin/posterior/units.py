@@ -22,6 +22,19 @@ from onebasin.errors import InputError, ModelError, SymmetryError
 from onebasin.functional import Inputs, call_arguments, evaluation_mode, outputs
 from onebasin.posterior.posterior import Posterior
 from onebasin.posterior.pruning import Masks, count, ranks, shared_memory, signal_to_noise
+from onebasin.reporting import (
+    SHOWN,
+    Axis,
+    Column,
+    Number,
+    Record,
+    Result,
+    Series,
+    Table,
+    largest_first,
+    one_panel,
+    result_record,
+)
 from onebasin.state import State, TensorSpec, as_spec, as_state, check_spec, trained_parameters
 from onebasin.symmetry import Element, ExpandedElement, Leg, Space, Symmetry, labels
 
@@ -318,8 +331,8 @@ _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 Keep = float | Mapping[str, float | Tensor | Sequence[int]]
 
 
-@dataclass(frozen=True, eq=False)
-class Removal:
+@dataclass(frozen=True, eq=False, repr=False)
+class Removal(Result):
     """A network without some of its units.
 
     Attributes:
@@ -327,21 +340,44 @@ class Removal:
         kept: space name -> numbers of the units that are left, (*parents, m), in the old numbering.
         masks: in the shapes of the old network, False on everything that belonged to a removed unit.
         zeroed: the old network with zeros there.
+        units: space name -> how many units it had, in all copies together.
     """
 
     state: State
     kept: Mapping[str, Tensor]
     masks: Masks
     zeroed: State
+    units: Mapping[str, int]
 
-    def __str__(self) -> str:
-        """A table of spaces, and what is left in all."""
+    def record(self) -> Record:
+        """A table and bars of the units that each space had and has."""
         before = sum(value.numel() for value in self.zeroed.values())
         after = sum(value.numel() for value in self.state.values())
-        width = max([len(name) for name in self.kept] + [5])
-        lines = [f"{'space':<{width}}{'units left':>12}"]
-        lines += [f"{name:<{width}}{_counted(kept):>12}" for name, kept in self.kept.items()]
-        return "\n".join([*lines, f"{after:,} of {before:,} numbers are left ({after / max(1, before):.2%})"])
+        text = f"{after:,} of {before:,} numbers are left ({after / max(1, before):.2%})."
+        names = largest_first(self.kept, lambda name: self.units[name])
+        rows = tuple((name, Number(self.units[name]), _counted(self.kept[name]), Number(self.kept[name].numel()))
+                     for name in names)  # fmt: skip
+        shown = tuple(names[:SHOWN])
+        places = tuple(range(len(shown)))
+        series = (
+            Series("before", places, tuple(float(self.units[name]) for name in shown), dashed=True),
+            Series("left", places, tuple(float(self.kept[name].numel()) for name in shown)),
+        )
+        more = "" if len(shown) == len(names) else f" The {len(shown)} largest of {len(names):,} spaces."
+        columns = (Column("space"), Column("units before", digits=0), Column("left in each copy"),
+                   Column("units left", digits=0))  # fmt: skip
+        return result_record(
+            "removal",
+            "Units removed from a network",
+            text,
+            (
+                Table("spaces", "Units of each space", columns, rows),
+                one_panel("bars", "Which layers lost units?", text + more, "bars", Axis("", names=shown), "units",
+                       series=series),
+            ),
+            values={"numbers": after, "numbers_before": before, "units": dict(self.units),
+                    "kept": {name: kept.tolist() for name, kept in self.kept.items()}},
+        )  # fmt: skip
 
     def error(self, model: nn.Module, inputs: Inputs, known: Collection[type[nn.Module]] = ()) -> float:
         """Distance of the smaller network from the old one with its removed units at zero, in float64.
@@ -405,7 +441,8 @@ def remove_units(
         for name, value in moved.items()
     }
     shaped = {name: units.reshape(*[size for _, size in symmetry[name].parents], -1) for name, units in kept.items()}
-    return Removal(small, shaped, masks, masks.apply(network))
+    units = {name: len(lost) for name, lost in removed.items()}
+    return Removal(small, shaped, masks, masks.apply(network), units)
 
 
 def _wanted(symmetry: Symmetry, keep: Keep) -> dict[str, float | Tensor]:

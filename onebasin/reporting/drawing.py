@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any
 
-from onebasin.reporting.record import Axis, Panel, Rule, Series
+from onebasin.reporting.record import Axis, Figure, Panel, Rule, Series
 from onebasin.reporting.text import one_line
 
 
@@ -203,6 +203,8 @@ def _limit(axes: Any, which: str, axis: Axis, log: bool, also: Sequence[float]) 
             high = max(high, place * 1.2 if log else place + 0.05 * span)
     low = axis.low if axis.low is not None and not (log and axis.low <= 0) else low
     high = axis.high if axis.high is not None and not (log and axis.high <= 0) else high
+    if axis.low is not None and axis.high is None and not log:  # the margin was that of the data, not of the axis
+        high += 0.06 * max(0.0, high - low - span)
     if low < high:
         getattr(axes, f"set_{which}lim")(low, high)
 
@@ -219,7 +221,8 @@ def _few_ticks(drawn: Any, log: bool) -> None:
         subdivisions = (1.0, 2.0, 5.0) if high / low < 100 else (1.0,)
         drawn.set_major_locator(LogLocator(subs=subdivisions, numticks=_TICKS + 1))
     drawn.set_minor_locator(NullLocator())
-    drawn.set_major_formatter(FuncFormatter(lambda value, place: tick_text(value, high - low)))
+    span = low if log else high - low
+    drawn.set_major_formatter(FuncFormatter(lambda value, place: tick_text(value, span)))
 
 
 def edges_between(places: Sequence[float], log: bool) -> list[float]:
@@ -302,10 +305,26 @@ def draw_lines(axes: Any, panel: Panel) -> list[Any]:
 
 
 def draw_points(axes: Any, panel: Panel) -> list[Any]:
-    """Draw the series as points with bars of error."""
+    """Draw the series as points with bars of error; few points have their labels beside them."""
     log_x, log_y = _scales(panel)
+    handles = _dots(axes, panel, log_x, log_y)
+    _finish(axes, panel, log_x, log_y)
+    return handles
+
+
+_LABELLED = 24  # points of a panel at most whose labels are written; the page shows others on hover
+POINTS = "points-"  # beginning of the SVG id of labelled points, with the number of their series
+
+
+def _dots(axes: Any, panel: Panel, log_x: bool, log_y: bool, *, upon: bool = False) -> list[Any]:
+    """Draw points and labels; those `upon` colours have a white edge, to be seen on all of them."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patheffects import withStroke
+
+    edge = {"path_effects": [withStroke(linewidth=2.5, foreground="#fffffe")], "fontsize": 9, "color": "#000000"}
     handles = []
-    for series, look in zip(panel.series, looks(panel.series), strict=True):
+    few = sum(len(series.labels) for series in panel.series) <= _LABELLED
+    for number, (series, look) in enumerate(zip(panel.series, looks(panel.series), strict=True)):
         x, y = shown(series.x, log_x), shown(series.y, log_y)
         many = len(x) > 60
         (dots,) = axes.plot(
@@ -314,13 +333,27 @@ def draw_points(axes: Any, panel: Panel) -> list[Any]:
             color=look.colour,
             linestyle="none",
             marker=look.marker,
-            markersize=2.6 if many else 5,
-            markeredgewidth=0,
+            markersize=2.6 if many else 7 if upon else 5,
+            markeredgewidth=1 if upon and not many else 0,
+            markeredgecolor="#fffffe",
             alpha=0.55 if many else 0.95,
         )
         error_bars(axes, series, look.colour, log_x, log_y)
-        handles.append(dots)
-    _finish(axes, panel, log_x, log_y)
+        if series.labels:
+            dots.set_gid(f"{POINTS}{number}")
+        for label, *place in zip(series.labels if few else (), x, y, strict=False):
+            if all(map(math.isfinite, place)):
+                note = axes.annotate(
+                    wrapped(label, 24, 1),
+                    place,
+                    (4, 3),
+                    textcoords="offset points",
+                    annotation_clip=True,
+                    **(edge if upon else {"fontsize": 7.5, "color": ink("muted")}),
+                )
+                note.set_in_layout(False)
+        large = Line2D([], [], color=look.colour, linestyle="none", marker=look.marker)
+        handles.append(large if many else dots)  # small points would not be seen in the legend
     return handles
 
 
@@ -413,7 +446,7 @@ def draw_heat(axes: Any, panel: Panel) -> list[Any]:
     dress(axes, "y", panel.y, log_y, grid=False)
     if panel.y.names:
         axes.invert_yaxis()  # names are read from above
-    return []
+    return _dots(axes, panel, log_x, log_y, upon=True)
 
 
 def _ends(colour: Axis, low: float, high: float, log: bool) -> tuple[float, float]:
@@ -530,25 +563,59 @@ def height(panel: Panel) -> float:
     return _HEIGHT + _ROW * _legend_rows(panel) + max(0.0, 0.16 * bars - 1.6)
 
 
-def draw(place: Any, panel: Panel) -> None:
-    """Draw a panel.
+def draw(place: Any, panel: Panel) -> Any:
+    """Draw a panel, its legend beneath it, and return the axes.
 
     Args:
         place: a Figure or SubFigure of matplotlib, empty.
         panel: what to draw.
     """
     axes = place.subplots()
+    handles, names = _draw_panel(axes, panel)
+    if handles:
+        place.legend(handles, names, loc="outside lower center", ncols=_columns(names))
+    return axes
+
+
+def draw_on(axes: Any, panel: Panel) -> Any:
+    """Draw a panel on axes of a caller, with the legend inside them, and return them."""
+    handles, names = _draw_panel(axes, panel)
+    if handles:
+        axes.legend(handles, names)
+    return axes
+
+
+def draw_figure(figure: Figure, canvas: Any) -> list[Any]:
+    """Draw the panels of a figure side by side, at most three in a row, and return their axes.
+
+    Args:
+        figure: what to draw; it has a panel.
+        canvas: an empty Figure of matplotlib with a constrained layout; it gets the size that the panels need.
+    """
+    columns = min(len(figure.panels), _SIDE_BY_SIDE)
+    rows = -(-len(figure.panels) // columns)
+    heights = [max(map(height, figure.panels[row * columns : (row + 1) * columns])) for row in range(rows)]
+    canvas.set_size_inches(WIDTH * columns, sum(heights))
+    places = canvas.subfigures(rows, columns, squeeze=False, height_ratios=heights)
+    axes = [draw(place, panel) for panel, place in zip(figure.panels, places.flat, strict=False)]
+    canvas.draw_without_rendering()
+    return axes
+
+
+_SIDE_BY_SIDE = 3  # panels
+
+
+def _draw_panel(axes: Any, panel: Panel) -> tuple[list[Any], list[str]]:
+    """Draw a panel without a legend; returns handles and names for one."""
     handles = _DRAW[panel.kind](axes, panel)
     rules = [_turned(rule) if lying(panel) else rule for rule in panel.rules]
     for rule in rules:
         _draw_rule(axes, rule)
-    if panel.title:
-        crossed = any(rule.direction == "vertical" for rule in rules)  # their names stand above the panel
-        axes.set_title(wrapped(panel.title, 52, 2), pad=18 if crossed else 8)
+    crossed = any(rule.direction == "vertical" for rule in rules)  # their names stand above the panel
+    if panel.title or crossed:
+        axes.set_title(wrapped(panel.title, 52, 2) or " ", pad=18 if panel.title and crossed else 8)
     named = [(handle, name) for handle, name in zip(handles, _legend_names(panel), strict=False) if name]
-    if named:
-        drawn, names = zip(*named, strict=True)
-        place.legend(drawn, names, loc="outside lower center", ncols=_columns(names))
+    return [handle for handle, _ in named], [name for _, name in named]
 
 
 def _legend_names(panel: Panel) -> list[str]:

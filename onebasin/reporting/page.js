@@ -54,6 +54,29 @@
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
   document.addEventListener("scroll", hide, true);
 
+  // Tables wider than the page: said below them, and shaded at the side that hides something.
+  const widths = () => all(".scroll").forEach((box) => {
+    box.classList.toggle("overflowing", box.scrollWidth > box.clientWidth + 1);
+    box.classList.toggle("at-end", box.scrollLeft + box.clientWidth >= box.scrollWidth - 1);
+  });
+  all(".scroll").forEach((box) => box.addEventListener("scroll", widths));
+  addEventListener("resize", widths);
+  widths();
+
+  // Long tables: the first rows, and a button for the others.
+  const most = 30;
+  all("figure.table").forEach((part) => {
+    const rows = all("tbody tr", part);
+    if (rows.length <= most + 5) return;
+    part.classList.add("folded");
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "more";
+    button.textContent = `Show all ${rows.length} rows`;
+    button.addEventListener("click", () => { part.classList.remove("folded"); button.remove(); });
+    part.querySelector(".scroll").after(button);
+  });
+
   // Copying a command.
   all("button.copy").forEach((button) => {
     button.addEventListener("click", () => {

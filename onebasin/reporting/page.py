@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup, escape
 
-from onebasin.reporting.drawing import WIDTH, as_variable, draw, height, house_style, style_rule
+from onebasin.reporting.drawing import POINTS, WIDTH, as_variable, draw, height, house_style, style_rule
 from onebasin.reporting.record import VERDICTS, Column, Figure, Number, Panel, Record, Section, Table, tally
 from onebasin.reporting.text import (
     MISSING,
@@ -225,6 +225,7 @@ def inline_svg(panel: Panel, name: str, title: str, tall: float | None = None) -
     """
     root = ElementTree.fromstring(_drawn(panel, max(height(panel), tall or 0.0)))
     _plain(root)
+    _name_points(root, panel)
     _own_ids(root, name)
     for element in root.iter():
         if "style" in element.attrib:
@@ -238,6 +239,19 @@ def inline_svg(panel: Panel, name: str, title: str, tall: float | None = None) -
         element.text = text
         root.insert(place, element)
     return ElementTree.tostring(root, encoding="unicode", short_empty_elements=True)
+
+
+def _name_points(root: ElementTree.Element, panel: Panel) -> None:
+    """Give each labelled point its label as a title, which browsers show on hover."""
+    groups = {element.attrib.get("id"): element for element in root.iter("g")}
+    for number, series in enumerate(panel.series):
+        if (group := groups.get(f"{POINTS}{number}")) is None:
+            continue
+        dots = list(group.iter("use"))
+        labels = [label for label, y in zip(series.labels, series.y, strict=True) if y is not None]
+        if len(dots) == len(labels):  # else some lie outside of the axes, and which is not known
+            for dot, label in zip(dots, labels, strict=True):
+                ElementTree.SubElement(dot, "title").text = one_line(label)
 
 
 def describe(panel: Panel) -> str:

@@ -98,6 +98,7 @@ class Series:
         dashed: whether its line is dashed, as published values and baselines are.
         shade: which colour of the palette, by number; None takes the next one. Series of the same thing in several
             panels should have the same.
+        labels: names of its points, as many as `y`, or none: shown on hover, and written beside few points.
     """
 
     name: str
@@ -107,8 +108,13 @@ class Series:
     high: tuple[float | None, ...] = ()
     dashed: bool = False
     shade: int | None = None
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if len(self.labels) not in (0, len(self.y)):
+            raise InputError(
+                f"series {self.name!r} has {len(self.labels)} labels for {len(self.y)} points: give as many"
+            )
         if not all(map(math.isfinite, self.x)):
             raise InputError(f"series {self.name!r} has a place that is NaN or infinite: leave it out")
         if len(self.x) not in (len(self.y), len(self.y) + 1):
@@ -141,7 +147,7 @@ class Panel:
         kind: "lines", "points", "bars", "histogram" or "heat".
         title: what tells it from the other panels of the figure; "" for a single one.
         x, y: axes.
-        series: what is drawn. Of a heat map: none.
+        series: what is drawn. Of a heat map: points upon it.
         rules: straight lines for comparison.
         grid: values of a heat map, a row for each place of `rows` (y) with a value for each place of `columns` (x).
         columns, rows: places of a heat map, ascending.
@@ -207,12 +213,15 @@ class Number:
         error: its standard error, None where there is one run only. What it was taken over stands in `Table.errors`.
         published: what the paper reports in this place.
         note: a remark that is shown with the number.
+        low, high: ends of its interval, shown instead of the error; both or none.
     """
 
     value: float | None
     error: float | None = None
     published: float | None = None
     note: str = ""
+    low: float | None = None
+    high: float | None = None
 
 
 Cell = Number | str | None
@@ -309,6 +318,7 @@ class Record:
         versions: of the packages.
         terms: word -> definition, for the glossary of the page.
         seconds: how long it took, all parts together.
+        values: the numbers of a result for programs, under the names of its attributes; anything that JSON holds.
     """
 
     name: str
@@ -320,6 +330,7 @@ class Record:
     versions: dict[str, str] = field(default_factory=dict)
     terms: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
+    values: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         names = [[section.name for section in self.sections], [item.name for item in self.items]]
@@ -385,6 +396,8 @@ def decode(value: Any, expected: Any = Record, where: str = "record") -> Any:
     Raises:
         StorageError: the value is not of the expected type; the message names the place.
     """
+    if expected is Any:
+        return value
     origin = get_origin(expected)
     if origin in (Union, types.UnionType):
         return _one_of(value, get_args(expected), where)
@@ -406,7 +419,8 @@ def decode(value: Any, expected: Any = Record, where: str = "record") -> Any:
 
 def _differs(value: Any, field: dataclasses.Field[Any]) -> bool:
     """Whether a field differs from its default: a reader fills in the others."""
-    return not (field.default is not dataclasses.MISSING and getattr(value, field.name) == field.default)
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return bool(getattr(value, field.name) != default)
 
 
 def _one_of(value: Any, kinds: tuple[Any, ...], where: str) -> Any:
@@ -453,7 +467,8 @@ def _refuse(value: Any, expected: str, where: str) -> Any:
     raise StorageError(f"{where} should be {expected}, found {shown}: the record is damaged or of another version")
 
 
-FORMAT, VERSION = "onebasin record", 1
+FORMAT = "onebasin record"
+VERSION = 1
 _LARGEST = 256 << 20  # bytes of a record
 FILE = "record.json"  # inside the folder of a run
 

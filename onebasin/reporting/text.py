@@ -77,12 +77,16 @@ def value_text(number: Number, column: Column) -> str:
 
 
 def error_text(number: Number, column: Column) -> str:
-    """Its error as "± 0.012"; "" where there is none.
+    """Its error as "± 0.012", or its interval as "[0.48, 0.52]"; "" where there is none.
 
     >>> error_text(Number(0.5, error=0.0123), Column("NLL")), error_text(Number(0.5, error=0.0004), Column("NLL"))
     ('± 0.012', '± 0.0004')
     """
-    return "" if number.value is None or number.error is None else f"± {figure_of(number.error, column.digits)}"
+    if number.value is None:
+        return ""
+    if number.low is not None and number.high is not None:
+        return f"[{figure_of(number.low, column.digits)}, {figure_of(number.high, column.digits)}]"
+    return "" if number.error is None else f"± {figure_of(number.error, column.digits)}"
 
 
 def published_text(number: Number, column: Column) -> str:
@@ -106,7 +110,7 @@ def best_rows(column: Column, cells: Sequence[Cell]) -> set[int]:
     {0, 1}
     """
     values = {
-        row: (round(cell.value, column.digits), cell.error or 0.0)
+        row: (round(cell.value, column.digits), _spread(cell))
         for row, cell in enumerate(cells)
         if isinstance(cell, Number) and cell.value is not None
     }
@@ -114,6 +118,13 @@ def best_rows(column: Column, cells: Sequence[Cell]) -> set[int]:
         return set()
     best, error = (max if column.better == "higher" else min)(values.values(), key=lambda entry: entry[0])
     return {row for row, (value, spread) in values.items() if abs(value - best) <= math.hypot(spread, error)}
+
+
+def _spread(number: Number) -> float:
+    """The error of a number; half of its interval where it has one."""
+    if number.low is not None and number.high is not None:
+        return (number.high - number.low) / 2
+    return number.error or 0.0
 
 
 def duration(seconds: float) -> str:

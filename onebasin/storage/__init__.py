@@ -42,6 +42,7 @@ from onebasin.storage.lock import LockedElsewhere, file_lock
 from onebasin.storage.tar_stream import RATIO, is_windows_path, leads_out, tar_files
 
 if TYPE_CHECKING:
+    from onebasin.storage.npz_file import read_arrays, stored_names
     from onebasin.storage.tensor_file import (
         CHECKSUMS,
         CODES,
@@ -94,6 +95,7 @@ __all__ = [
     "map_tensors",
     "need_space",
     "publish",
+    "read_arrays",
     "read_header",
     "read_json",
     "read_tensors",
@@ -101,6 +103,7 @@ __all__ = [
     "rename_folder",
     "seal",
     "sentences",
+    "stored_names",
     "sync_folder",
     "tally",
     "tar_files",
@@ -113,9 +116,13 @@ __all__ = [
     "write_text",
 ]
 
+_FILES = {
+    **dict.fromkeys(("check_pickle", "check_plain", "check_torch_file"), "torch_file"),
+    **dict.fromkeys(("read_arrays", "stored_names"), "npz_file"),
+}
+
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    file = "torch_file" if name.startswith("check_") else "tensor_file"
-    return getattr(import_module(f"{__name__}.{file}"), name)
+    return getattr(import_module(f"{__name__}.{_FILES.get(name, 'tensor_file')}"), name)

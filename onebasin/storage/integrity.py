@@ -111,7 +111,9 @@ def checksums_from(text: str) -> Mapping[str, str] | None:
     return checksums if valid else None
 
 
-WHOLE, NOTE, DAMAGED = "whole", "note", "damaged"
+WHOLE = "whole"
+NOTE = "note"
+DAMAGED = "damaged"
 
 
 @dataclass(frozen=True)

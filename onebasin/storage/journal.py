@@ -36,7 +36,8 @@ def check_same_run(
         if before != now:
             raise InputError(
                 f"expected the settings of the run in {path}, found another {name}: {_shown(now)} instead of "
-                f"{_shown(before)}; go on with the same settings, give another path, or delete it to start again"
+                f"{_shown(before)}; go on with the same settings, give another path, or delete it to start again "
+                "(--force on the command line)"
             )
 
 

@@ -3,7 +3,7 @@
 from onebasin.symmetry.apply import KINDS, ExpandedElement, apply_block, labels, sources
 from onebasin.symmetry.axes import Reason
 from onebasin.symmetry.discover import discover
-from onebasin.symmetry.group import Symmetry
+from onebasin.symmetry.group import Symmetry, require_symmetry
 from onebasin.symmetry.rules.pointwise import passing
 from onebasin.symmetry.rules.reduce import reduced, unscaled
 from onebasin.symmetry.rules.registry import RULES, rule, rule_for
@@ -27,6 +27,7 @@ __all__ = [
     "labels",
     "passing",
     "reduced",
+    "require_symmetry",
     "rule",
     "rule_for",
     "sources",

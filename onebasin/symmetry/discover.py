@@ -31,7 +31,15 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError, OnebasinError, TraceError
-from onebasin.functional import Inputs, call_arguments, nothing_remembered
+from onebasin.functional import (
+    AnyInputs,
+    Inputs,
+    OutputPart,
+    call_arguments,
+    few_of,
+    nothing_remembered,
+    select_output,
+)
 from onebasin.state import state_of
 from onebasin.symmetry.assemble import missed, spaces
 from onebasin.symmetry.axes import Atom, Reason, atoms, resolve
@@ -71,9 +79,10 @@ SILENT = ("_assert", "sym_size", "sym_constrain", "_operator")
 
 def discover(
     model: nn.Module,
-    inputs: Inputs,
+    inputs: AnyInputs,
     *,
-    also: Sequence[Inputs] = (),
+    output: OutputPart = None,
+    also: Sequence[AnyInputs] = (),
     vary: bool = True,
     training: Training = None,
     frozen: Iterable[str] | None = None,
@@ -88,7 +97,10 @@ def discover(
 
     Args:
         model: any module; it is traced in evaluation mode and left as it was.
-        inputs: a tensor, a tuple of positional inputs, or a dict of keyword inputs: one small example of a real call.
+        inputs: a tensor or array, a tuple of positional inputs, or a dict of keyword inputs: one small example of a
+            real call. Of a Dataset or rows of a table the first 8 examples, of a DataLoader the first batch, without
+            targets.
+        output: which part of what the model returns counts; None for all of it, which is safe.
         also: further examples of calls, each like `inputs`: the symmetry holds for all of them. For models that are
             called in several ways (tasks, optional inputs), or that run only at unusual sizes.
         vary: whether further examples are made out of `inputs`.
@@ -113,6 +125,11 @@ def discover(
     >>> [(space.size, space.freedoms) for space in discover(net, torch.zeros(1, 3)).spaces]
     [(5, ('permutation', 'scale'))]
     """
+    model = select_output(model, output)
+    inputs = few_of(inputs, model)
+    also = [few_of(example, model) for example in also]
+    if training is not None and not isinstance(training, bool):
+        training = few_of(training, model)
     given = [inputs, *also]
     for example in given:
         check_call(model, example)

@@ -22,7 +22,22 @@ from typing import Any, Protocol, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import SymmetryError
+from onebasin.errors import InputError, SymmetryError
+from onebasin.reporting import (
+    RECORD_FORMAT,
+    SHOWN,
+    Axis,
+    Column,
+    Figure,
+    Record,
+    Result,
+    Series,
+    Table,
+    cells_of,
+    largest_first,
+    one_panel,
+    result_record,
+)
 from onebasin.state import State
 from onebasin.symmetry.apply import ExpandedElement, apply, apply_block, compose, invert, labels, positions
 from onebasin.symmetry.solve import sparse_rank
@@ -128,8 +143,9 @@ MOST_RIGID = 12
 
 def render(symmetry: Symmetry) -> str:
     """Spaces, sizes, freedoms, tensors moved; the size of the orbit; what stayed rigid and why."""
+    spaces = largest_first(symmetry.spaces, _size)
     rows = [("space", "units", "freedoms", "tensors moved")]
-    rows += [(space.name, _units(space), _freedoms(space), _tensors(space)) for space in symmetry.spaces]
+    rows += [(space.name, _units(space), _freedoms(space), _tensors(space)) for space in spaces[:SHOWN]]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [
         "  ".join([*[cell.ljust(width) for cell, width in zip(row, widths, strict=False)], row[3]]).rstrip()
@@ -138,12 +154,74 @@ def render(symmetry: Symmetry) -> str:
     lines.insert(1, "-" * max(len(line) for line in lines))
     if not symmetry.spaces:
         lines = ["no symmetries found"]
+    if len(spaces) > SHOWN:
+        lines.append(f"... and {len(spaces) - SHOWN:,} smaller spaces: to_dataframe() has all")
     lines += ["", _orbit(symmetry)]
     if symmetry.rigid:
         lines += ["", "rigid, as it must be:", *_rigid(symmetry)]
     if symmetry.unexplained:
         lines += ["", "not explained, or to be looked at:", *[f"  {sentence}" for sentence in symmetry.unexplained]]
     return "\n".join(lines)
+
+
+_BARS = 20  # spaces of a figure
+_SPACES = (
+    Column("space", "a set of units that are tied across tensors"),
+    Column("units", "units in one copy of the space", digits=0),
+    Column("copies", "orders of their own, one per combination of its parents, as one per head", digits=0),
+    Column("freedoms", "what may be done to its units"),
+    Column("equivalent networks", "decimal logarithm of the number of permutations and signs", digits=1, unit="log10"),
+    Column("scales", "positive factors, some of which may act alike", digits=0),
+    Column("tensors moved", "axes that the units stand on"),
+)
+
+
+def symmetry_record(symmetry: Symmetry) -> Record:
+    """Spaces, what is rigid, and the number of equivalent networks by space."""
+    spaces = largest_first(symmetry.spaces, _size)
+    rows = tuple(
+        cells_of(
+            space.name,
+            space.size,
+            space.copies,
+            _freedoms(space),
+            space.log10_order,
+            _scales(space),
+            _tensors(space),
+        )
+        for space in spaces
+    )
+    rigid = tuple((", ".join(axes), reason) for reason, axes in _by_reason(symmetry).items())
+    items: list[Table | Figure] = [Table("spaces", "Which units may be moved?", _SPACES, rows)]
+    if rigid:
+        heads = (Column("tensor and axis"), Column("reason"))
+        items.append(Table("rigid", "What no permutation moves, and why", heads, rigid))
+    shown = largest_first(symmetry.spaces, _size, _BARS)[:_BARS]
+    more = f" The {_BARS} largest of {len(spaces):,} spaces." if len(spaces) > _BARS else ""
+    names, places = tuple(space.name for space in shown), tuple(map(float, range(len(shown))))
+    items.append(
+        one_panel(
+            "spaces-figure",
+            "How many equivalent networks does each space make?",
+            f"{_orbit(symmetry)}.{more}",
+            "bars",
+            Axis("", names=names),
+            "equivalent networks (log10)",
+            series=(Series("", places, tuple(space.log10_order for space in shown)),),
+        )
+    )
+    units = sum(space.size * space.copies for space in symmetry.spaces)
+    many = f"{len(symmetry.spaces):,} space{'' if len(symmetry.spaces) == 1 else 's'} of {units:,} units"
+    text = (f"{_orbit(symmetry)}; {many}.", *symmetry.unexplained)
+    return result_record("symmetry", "Symmetries of a model", text, items, values=json.loads(symmetry.to_json()))
+
+
+def _size(space: Space) -> float:
+    return space.log10_order + _scales(space)
+
+
+def _scales(space: Space) -> int:
+    return space.copies * space.size * sum(kind.endswith("scale") for kind in space.generators)
 
 
 def _units(space: Space) -> str:
@@ -169,15 +247,19 @@ def _orbit(symmetry: Symmetry) -> str:
 
 
 def _rigid(symmetry: Symmetry) -> list[str]:
-    by_reason: dict[str, list[str]] = {}
-    for tensor, axis, reason in symmetry.rigid:
-        by_reason.setdefault(reason, []).append(f"{tensor}[{axis}]")
     lines = []
-    for reason, axes in by_reason.items():
-        unique = list(dict.fromkeys(axes))
-        more = "" if len(unique) <= MOST_RIGID else f", and {len(unique) - MOST_RIGID} more"
-        lines.append(f"  {', '.join(unique[:MOST_RIGID])}{more}: {reason}")
+    for reason, axes in _by_reason(symmetry).items():
+        more = "" if len(axes) <= MOST_RIGID else f", and {len(axes) - MOST_RIGID} more"
+        lines.append(f"  {', '.join(axes[:MOST_RIGID])}{more}: {reason}")
     return lines
+
+
+def _by_reason(symmetry: Symmetry) -> dict[str, list[str]]:
+    """Reason -> rigid axes, each once."""
+    by_reason: dict[str, dict[str, None]] = {}
+    for tensor, axis, reason in symmetry.rigid:
+        by_reason.setdefault(reason, {})[f"{tensor}[{axis}]"] = None
+    return {reason: list(axes) for reason, axes in by_reason.items()}
 
 
 FORMAT = "onebasin symmetry 1"
@@ -195,8 +277,21 @@ class Mapped(Protocol):
 MappedT = TypeVar("MappedT", bound=Mapped)
 
 
-@dataclass(frozen=True)
-class Symmetry:
+def require_symmetry(symmetry: object) -> None:
+    """Refuse what is no Symmetry.
+
+    Raises:
+        InputError: a module, an element, or something else was given.
+    """
+    if isinstance(symmetry, Symmetry):
+        return
+    raise InputError(
+        f"expected a Symmetry, found {type(symmetry).__name__}: discover it, as onebasin.discover(model, inputs)"
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class Symmetry(Result):
     """Everything that leaves a function unchanged: plain data, found by `discover` or written by hand.
 
     Attributes:
@@ -219,6 +314,10 @@ class Symmetry:
     def __str__(self) -> str:
         """A table for people."""
         return render(self)
+
+    def record(self) -> Record:
+        """Tables of spaces and of rigid axes; under `values` what `to_json` writes."""
+        return symmetry_record(self)
 
     def __getitem__(self, name: str) -> Space:
         """A space by its name."""
@@ -361,9 +460,11 @@ class Symmetry:
 
     @staticmethod
     def from_json(text: str) -> Symmetry:
-        """Read what `to_json` wrote."""
+        """Read what `to_json` or `save` wrote."""
         try:
             data = json.loads(text)
+            if data.get("format") == RECORD_FORMAT:
+                data = data["record"]["values"]
             if data.get("format") != FORMAT:
                 raise ValueError(f"format is {data.get('format')!r}")
             spaces = tuple(Space.from_data(item) for item in data["spaces"])
@@ -376,7 +477,7 @@ class Symmetry:
             return Symmetry(spaces, shapes, rigid, tuple(map(str, data["unexplained"])), frozen, companions)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise SymmetryError(
-                f"this is no Symmetry in the format {FORMAT!r}: {error}. Write it with to_json()."
+                f"this is no Symmetry in the format {FORMAT!r}: {error}. Write it with to_json() or save()."
             ) from error
 
     def without(self, removed: Mapping[str, Iterable[str]], reason: str) -> Symmetry:

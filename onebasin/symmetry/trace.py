@@ -31,8 +31,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, TraceError, first_line
-from onebasin.functional import Inputs, attributes_kept, call_arguments, described, evaluation_mode
+from onebasin.errors import InputError, OnebasinError, TraceError, first_line
+from onebasin.functional import Inputs, attributes_kept, call_arguments, call_error, evaluation_mode
 
 
 @dataclass(eq=False)
@@ -155,11 +155,10 @@ def check_call(model: nn.Module, inputs: Inputs) -> None:
     try:
         with _undisturbed(model):
             model(*arguments, **options)
+    except OnebasinError:
+        raise
     except Exception as error:
-        raise InputError(
-            f"{type(model).__name__} could not be called with ({described((arguments, options))}): "
-            f"{type(error).__name__}: {error}. Give inputs of the shapes and dtypes that the model's forward expects."
-        ) from error
+        raise call_error(model, (arguments, options), error) from error
 
 
 def _check_names(model: nn.Module) -> None:

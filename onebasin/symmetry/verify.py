@@ -24,7 +24,7 @@ import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -33,9 +33,32 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from onebasin.errors import InputError, SymmetryError
-from onebasin.functional import Inputs, Inventory, call_arguments, global_seed, nothing_remembered
+from onebasin.functional import (
+    AnyInputs,
+    Inputs,
+    Inventory,
+    OutputPart,
+    call_arguments,
+    few_of,
+    global_seed,
+    nothing_remembered,
+    select_output,
+)
+from onebasin.reporting import (
+    Axis,
+    Column,
+    Number,
+    Record,
+    Result,
+    Rule,
+    Series,
+    Table,
+    largest_first,
+    one_panel,
+    result_record,
+)
 from onebasin.state import State, state_of
-from onebasin.symmetry.group import Symmetry
+from onebasin.symmetry.group import Symmetry, require_symmetry
 from onebasin.symmetry.space import FREEDOMS, Element
 from onebasin.symmetry.trace import shared_memory
 from onebasin.symmetry.unmoved import with_noise
@@ -60,8 +83,8 @@ class Row:
     passed: bool
 
 
-@dataclass(frozen=True)
-class Proof:
+@dataclass(frozen=True, repr=False)
+class Proof(Result):
     """Result of `verify`: one row per space and freedom, and a last one for elements of the whole group.
 
     `notes` are sentences about what could not be tried.
@@ -81,22 +104,43 @@ class Proof:
         """Whether every row is within the tolerance."""
         return all(row.passed for row in self.rows)
 
-    def __str__(self) -> str:
-        """A table for people."""
-        width = max([len(row.space) for row in self.rows] + [5])
-        lines = [f"{'space'.ljust(width)}  freedom      relative error"]
-        lines += [
-            f"{r.space.ljust(width)}  {r.freedom:<11}  {r.error:.1e}{'' if r.passed else '  FAILED'}" for r in self.rows
-        ]
+    def record(self) -> Record:
+        """A row per space and freedom, and the errors beside the tolerance."""
         verdict = "the function is unchanged" if self.passed else "THE FUNCTION CHANGES"
-        return "\n".join(
-            [
-                *lines,
-                f"{verdict}: largest relative error {self.max_error:.1e}, tolerance {self.tolerance:.0e}, float64",
-                *self.notes,
-            ]
+        numbers = f"largest relative error {self.max_error:.1e}, tolerance {self.tolerance:.0e}, float64"
+        text = f"{verdict}: {numbers}"
+        rows = largest_first(self.rows, lambda row: row.error)
+        table = Table(
+            "rows",
+            "What each freedom does to the outputs",
+            (
+                Column("space"),
+                Column("freedom"),
+                Column("relative error", "of the outputs", "lower"),
+                Column("verdict"),
+            ),
+            tuple((r.space, r.freedom, Number(r.error), "passed" if r.passed else "FAILED") for r in rows),
         )
+        shown = largest_first(self.rows, lambda row: row.error, _BARS)[:_BARS]
+        figure = one_panel(
+            "errors",
+            "How much do the outputs change?",
+            f"{text}. An error of 0 is drawn at {_LEAST:.0e}."
+            + (f" The {_BARS} largest of {len(rows):,}." if len(rows) > _BARS else ""),
+            "bars",
+            Axis("", names=tuple(f"{row.space}, {row.freedom}" for row in shown)),
+            Axis("relative error of the outputs", "log"),
+            series=(Series("", tuple(map(float, range(len(shown)))), tuple(max(row.error, _LEAST) for row in shown)),),
+            rules=(Rule("tolerance", self.tolerance),),
+        )
+        values: dict[str, Any] = {"passed": self.passed, "max_error": self.max_error, "tolerance": self.tolerance}
+        values["rows"] = [asdict(row) for row in self.rows]
+        values["notes"] = self.notes
+        items = (table, figure) if self.rows else (table,)
+        return result_record("proof", "Proof of a symmetry by evaluation", (text, *self.notes), items, values=values)
 
+
+_BARS, _LEAST = 20, 1e-17  # rows of a figure, and the error at which one of 0 is drawn
 
 Training = bool | Inputs | None
 """Whether a proof also covers training mode: None where the call can be made, True always, False not; or its inputs."""
@@ -105,8 +149,9 @@ Training = bool | Inputs | None
 def verify(
     model: nn.Module,
     symmetry: Symmetry,
-    inputs: Inputs,
+    inputs: AnyInputs,
     *,
+    output: OutputPart = None,
     spaces: Collection[str] | None = None,
     training: Training = None,
     seed: int = 0,
@@ -118,6 +163,7 @@ def verify(
         model: the module; evaluated in float64, in evaluation and in training mode, and left as it was.
         symmetry: found by `discover` or written by hand.
         inputs: as for `discover`.
+        output: as for `discover`.
         spaces: names of the spaces to try; all of them, and elements of the whole group, if not given.
         training: as for `discover`.
         seed: seeds elements, weights and inputs of the experiment.
@@ -126,6 +172,11 @@ def verify(
     Raises:
         InputError: `training` asks for a call in training mode that the model refuses.
     """
+    model = select_output(model, output)
+    require_symmetry(symmetry)
+    inputs = few_of(inputs, model)
+    if training is not None and not isinstance(training, bool):
+        training = few_of(training, model)
     rows = []
     with nothing_remembered(model, call_arguments(inputs)):
         bench = _Bench(model, symmetry, inputs, seed, training)

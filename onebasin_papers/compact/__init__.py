@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from onebasin_papers.compact import dynamics, pruning, sigma, table, transpositions, width
-from onebasin_papers.compact.settings import TERMS, CompactSettings, preset_settings, summarise
+from onebasin_papers.compact.networks import own_settings, perceptron, preset_problem
+from onebasin_papers.compact.settings import LEAST, ROWS, TERMS, CompactSettings, preset_settings, summarise
 from onebasin_papers.study import Study
 
-__all__ = ["STUDY", "CompactSettings", "preset_settings"]
+__all__ = [
+    "LEAST",
+    "ROWS",
+    "STUDY",
+    "CompactSettings",
+    "own_settings",
+    "perceptron",
+    "preset_problem",
+    "preset_settings",
+]
 
 STUDY = Study(
     "compact",

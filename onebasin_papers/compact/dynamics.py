@@ -107,12 +107,12 @@ def run(workspace: CompactWorkspace) -> report.Section:
         NAME,
         TITLE,
         _text(here, histories),
-        (_table(histories), _last(histories), _loss_map(histories), _swaps_map(histories, here.units)),
+        (_table(histories), _last(histories), _loss_map(histories), _swaps_map(histories, here.most)),
         (_claim(histories),),
     )
 
 
-PART = Part(NAME, TITLE, run)
+PART = Part(NAME, TITLE, run, ("units", "pairs", "epochs", "every", "rate"))
 
 
 def _ends(histories: Sequence[PairHistory], take: Callable[[Path], float]) -> tuple[list[float], list[float]]:
@@ -220,15 +220,15 @@ def _loss_map(histories: Sequence[PairHistory]) -> report.Figure:
     )
 
 
-def _swaps_map(histories: Sequence[PairHistory], units: int) -> report.Figure:
+def _swaps_map(histories: Sequence[PairHistory], most: int) -> report.Figure:
     before = average([[path.swaps for path in history.before] for history in histories])
     after = average([[path.swaps for path in history.after] for history in histories])
-    colour = report.Axis("transpositions to the first network", low=0, high=units - 1)
+    colour = report.Axis("transpositions to the first network", low=0, high=most)
     return report.Figure(
         "dynamics-transpositions",
         "How many units change places on the way from one network to the other?",
         f"Transpositions of the permutation that matches the network on the line to the first one, averaged over "
-        f"{len(histories)} pairs; at most {units - 1} are possible. At the far end there are {before[-1][-1]:.1f} as "
+        f"{len(histories)} pairs; at most {most} are possible. At the far end there are {before[-1][-1]:.1f} as "
         f"trained and {after[-1][-1]:.1f} rebased (published: about {published.SWAPS_BEFORE} of 511, and a scale that "
         f"ends at {published.SWAPS_AFTER}).",
         tuple(

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import onebasin as ob
 from onebasin_papers.compact import settings as published
-from onebasin_papers.compact.networks import CompactWorkspace, Setting, forms, setting, variational
+from onebasin_papers.compact.networks import FORM_KEYS, CompactWorkspace, Setting, forms, setting, variational
 from onebasin_papers.numbers import mean_line, mean_number, mean_text
 from onebasin_papers.study import Part
 from onebasin_papers.verdicts import CAVEAT, graded, smaller
@@ -64,6 +64,11 @@ def _networks(workspace: CompactWorkspace, seed: int) -> Iterator[Case]:
     yield "VI q", None, fitted, CRITERIA
     yield BORROWED, None, onto(sampled.rebased, sampled.samples.member(0)), ("sigma", "snr")
     yield "Ensemble, VI sigma", None, onto(fitted, fitted.mean), ("sigma", "snr")
+    if seed < workspace.settings.hmc_runs:
+        for title in workspace.own.methods:
+            own = forms(workspace, title, seed)
+            yield f"{title} q_r", None, own.rebased, CRITERIA
+            yield f"{title} q_d", None, own.raw, ("sigma",)
 
 
 def _borrower(workspace: CompactWorkspace, mean: ob.State) -> Callable[[ob.Posterior, ob.State], ob.Posterior]:
@@ -102,10 +107,11 @@ _WORDS = {
 def run(workspace: CompactWorkspace) -> report.Section:
     """Prune everything by everything."""
     here, results = setting(workspace), curves(workspace)
-    return report.Section(NAME, TITLE, _text(here, results), (_figure(results), _table(results)), claims(results))
+    items = (_figure(results, tuple(workspace.own.methods)), _table(results))
+    return report.Section(NAME, TITLE, _text(here, results), items, claims(results))
 
 
-PART = Part(NAME, TITLE, run)
+PART = Part(NAME, TITLE, run, FORM_KEYS)
 
 
 def _areas(results: Curves, *key: str) -> list[float]:
@@ -139,11 +145,14 @@ def _dashed(name: str, shade: int) -> report.Series:
     return report.Series("published", tuple(map(float, published.SHARES_KEPT)), curve, dashed=True, shade=shade)
 
 
-def _figure(results: Curves) -> report.Figure:
+def _figure(results: Curves, own: tuple[str, ...]) -> report.Figure:
     panels = []
     for name, title in (("HMC q_r", "mean of HMC"), ("Ensemble q_r", "mean of the ensemble"), ("VI q", "mean of VI")):
         series = [_series(results, (name, by), _WORDS[by], shade) for shade, by in enumerate(CRITERIA)]
         panels.append(_panel(title, [*series, _dashed(name, 0)]))
+    for title in own:
+        series = [_series(results, (f"{title} q_r", by), _WORDS[by], shade) for shade, by in enumerate(CRITERIA)]
+        panels.append(_panel(f"mean of {title}", series))
     crossed = [
         _series(results, (BORROWED, "sigma"), "HMC sigma (paper)", 0),
         _series(results, ("Ensemble, VI sigma", "sigma"), "VI sigma", 5),

@@ -76,10 +76,10 @@ TABLE = {
 class Widths(NamedTuple):
     """Standard deviations of all weights, in units of the prior's; None where the figure only says "below 0.01"."""
 
-    mean: float
+    mean: float | None
     low: float | None
     median: float | None
-    high: float
+    high: float | None
     at_prior: float | None
 
 
@@ -117,32 +117,32 @@ class CompactSettings(Settings):
     day (an estimate from steps that were timed).
 
     Attributes:
-        units: hidden units.
+        units: hidden units; with an own model, its width.
         planted: numbers of transpositions that are planted.
-        runs: of the planted permutations.
+        runs: repetitions with other planted permutations.
         retrained: whether every permuted network P m0 is really trained, from a start of its own for each number. SGD
             treats all units alike, so training P m0 gives P (m0 trained with that order of examples) up to rounding:
             without it two orders are trained from one start per run, and all permutations are planted afterwards.
         pairs: independent pairs of networks whose path is followed through training.
-        epochs: of SGD in both.
+        epochs: of SGD for planted permutations and for pairs.
         every: epochs from one look at a path to the next.
         rate: learning rate of SGD.
-        rates: multiples of it with which the planted permutations are tried too.
+        rates: multiples of the learning rate with which the planted permutations are tried too.
         seeds: ensembles and variational posteriors.
         hmc_runs: independent runs of HMC, each of several chains.
-        chains: in a run of HMC.
-        warmup: trajectories before the first draw.
-        draws: of each chain.
-        leapfrog: steps of a trajectory, on average.
-        members: of an ensemble.
+        chains: in a run of HMC, and of a method of one's own.
+        warmup: trajectories of HMC before the first draw.
+        draws: networks drawn from each chain.
+        leapfrog: steps of a trajectory of HMC, on average.
+        members: networks of an ensemble.
         widths: numbers of hidden units with which ensembles are tried, ascending.
-        ensemble_epochs: of Adam, with rate 1e-3 and batches of 100.
+        ensemble_epochs: of training an ensemble by Adam, with rate 1e-3 and batches of 100.
         vi_epochs: of variational inference.
-        vi_rate: its learning rate.
+        vi_rate: learning rate of variational inference.
         posterior_draws: networks drawn from each compact form.
         refine_steps: of the refinement; 0 leaves it out.
-        prior: standard deviation of every weight.
-        workers: processes for HMC.
+        prior: standard deviation of the Gaussian prior of every weight.
+        workers: processes for HMC and methods of one's own.
     """
 
     units: int = 64
@@ -176,6 +176,12 @@ class CompactSettings(Settings):
         return self.chains * (self.warmup + self.draws) * self.leapfrog
 
 
+LEAST = {
+    "units": 2, "planted": 1, "runs": 1, "pairs": 1, "epochs": 1, "every": 1, "seeds": 1, "hmc_runs": 1, "chains": 2,
+    "draws": 4, "leapfrog": 1, "members": 2, "widths": 2, "ensemble_epochs": 1, "vi_epochs": 1, "posterior_draws": 1,
+    "workers": 1,
+}  # fmt: skip
+ROWS = ("HMC", "Ensemble", "VI")  # of the paper's tables
 _GRID = tuple(1 + (UNITS - 2) * step // 49 for step in range(50))  # the paper's 50 numbers of transpositions
 
 

@@ -11,7 +11,16 @@ from torch import Tensor
 
 import onebasin as ob
 from onebasin_papers.compact import settings as published
-from onebasin_papers.compact.networks import CompactWorkspace, Setting, forms, hmc, setting, variational, weight_mixing
+from onebasin_papers.compact.networks import (
+    FORM_KEYS,
+    CompactWorkspace,
+    Setting,
+    forms,
+    hmc,
+    setting,
+    variational,
+    weight_mixing,
+)
 from onebasin_papers.numbers import mean_number, mean_text
 from onebasin_papers.study import Part
 from onebasin_papers.verdicts import graded, smaller
@@ -65,12 +74,16 @@ def run(workspace: CompactWorkspace) -> report.Section:
             results.setdefault(f"{method} q_d", []).append(_deviations(compact_forms.raw, settings.prior))
             results.setdefault(f"{method} q_r", []).append(_deviations(compact_forms.rebased, settings.prior))
     results["VI q"] = [_deviations(variational(workspace, seed), settings.prior) for seed in range(settings.seeds)]
+    for title in workspace.own.methods:
+        own = [forms(workspace, title, seed) for seed in range(settings.hmc_runs)]
+        results[f"{title} q_d"] = [_deviations(one.raw, settings.prior) for one in own]
+        results[f"{title} q_r"] = [_deviations(one.rebased, settings.prior) for one in own]
     chances = _chance_ranges(workspace)
-    items = (_figure(results, chances), _table(results, chances))
+    items = (_figure(results, chances, tuple(workspace.own.methods)), _table(results, chances))
     return report.Section(NAME, TITLE, _text(here, results, chances), items, (_lower(results), _at_prior(results)))
 
 
-PART = Part(NAME, TITLE, run)
+PART = Part(NAME, TITLE, run, FORM_KEYS)
 
 
 @dataclass(frozen=True)
@@ -134,10 +147,10 @@ def _text(here: Setting, results: Results, chances: tuple[ChanceRange, ChanceRan
     )
 
 
-def _figure(results: Results, chances: tuple[ChanceRange, ChanceRange]) -> report.Figure:
+def _figure(results: Results, chances: tuple[ChanceRange, ChanceRange], own: tuple[str, ...]) -> report.Figure:
     panels = []
-    for method in ("HMC", "Ensemble", "VI"):
-        names = [name for name in results if name.startswith(method)]
+    for method in ("HMC", "Ensemble", "VI", *own):
+        names = [name for name in (f"{method} q_d", f"{method} q_r", f"{method} q") if name in results]
         top = max(float(deviations.std.max()) for name in names for deviations in results[name])
         edges = torch.linspace(0, 1.02 * top, _BINS + 1)
         series = tuple(
@@ -181,7 +194,7 @@ _COLUMNS = (
 def _table(results: Results, chances: tuple[ChanceRange, ChanceRange]) -> report.Table:
     rows = []
     for name, runs in results.items():
-        paper = published.SIGMA[name]
+        paper = published.SIGMA.get(name, published.Widths(*[None] * 5))
         rows.append(
             (
                 name,

@@ -12,11 +12,13 @@ from torch import Tensor
 import onebasin as ob
 from onebasin_papers.compact import settings as published
 from onebasin_papers.compact.networks import (
+    FORM_KEYS,
     WEIGHTS,
     CompactWorkspace,
     Setting,
     forms,
     hmc,
+    own_draws,
     setting,
     variational,
     weight_mixing,
@@ -100,6 +102,9 @@ Networks = ob.Population | ob.Posterior
 def scores(workspace: CompactWorkspace) -> dict[str, list[Score]]:
     """Name of the form -> its score in each run; forms of HMC have as many as there are runs of HMC."""
     here, settings = setting(workspace), workspace.settings
+    for title in workspace.own.methods:
+        own_draws(workspace, title, 0)  # first, so that a mistake in a user's method shows at once
+    rows = _ROWS + 3 * len(workspace.own.methods)
     results: dict[str, list[Score]] = {}
     for seed in range(settings.seeds):
         run = seed % settings.hmc_runs
@@ -111,7 +116,7 @@ def scores(workspace: CompactWorkspace) -> dict[str, list[Score]]:
         )
         drawn = workspace.seed_for("draws", seed)
         for number, (name, population) in enumerate(_populations(workspace, seed)):
-            workspace.progress(number + seed * _ROWS, settings.seeds * _ROWS, f"judging {name}")
+            workspace.progress(number + seed * rows, settings.seeds * rows, f"judging {name}")
             goal = other_half if name == HALVES else reference
             results.setdefault(name, []).append(score_networks(here, population, goal, settings.posterior_draws, drawn))
     return results
@@ -136,6 +141,12 @@ def _populations(workspace: CompactWorkspace, seed: int) -> Iterator[tuple[str, 
         yield from _of_hmc(workspace, hmc_forms.samples, seed)
     yield "Ensemble: consensus", ob.fit(_consensus(workspace, members.samples), model=setting(workspace).problem.model)
     yield "Ensemble: 2 members", members.samples[:2]
+    if seed < workspace.settings.hmc_runs:
+        for title in workspace.own.methods:
+            own = forms(workspace, title, seed)
+            yield f"{title} samples", own.samples
+            yield f"{title} q_d", own.raw
+            yield f"{title} q_r", own.rebased
 
 
 def _of_hmc(workspace: CompactWorkspace, samples: ob.Population, seed: int) -> Iterator[tuple[str, Networks]]:
@@ -185,10 +196,11 @@ def run(workspace: CompactWorkspace) -> report.Section:
     results = scores(workspace)
     here = setting(workspace)
     items = (_figure(results), _table(results), mixing_table(workspace))
-    return report.Section(NAME, TITLE, _text(here, results), items, claims(results))
+    text = (*_text(here, results), *(_own_text(title, results) for title in workspace.own.methods))
+    return report.Section(NAME, TITLE, text, items, claims(results))
 
 
-PART = Part(NAME, TITLE, run)
+PART = Part(NAME, TITLE, run, (*FORM_KEYS, "posterior_draws", "refine_steps"))
 
 
 def _all(results: Results, name: str, take: Callable[[Score], float]) -> list[float]:
@@ -231,6 +243,17 @@ def _text(here: Setting, results: Results) -> tuple[str, ...]:
     )
 
 
+def _own_text(title: str, results: Results) -> str:
+    """What became of a user's method."""
+    right = {form: mean_text(_all(results, f"{title} {form}", _draws), 1) for form in ("samples", "q_d", "q_r")}
+    far = {form: mean_text(_all(results, f"{title} {form}", _variation)) for form in right}
+    return (
+        f"The own method {title}: its samples are right on {right['samples']} % and predict a total variation of "
+        f"{far['samples']} away from HMC; draws from q_d are right on {right['q_d']} % ({far['q_d']} away), draws from "
+        f"q_r on {right['q_r']} % ({far['q_r']} away)."
+    )
+
+
 def _figure(results: Results) -> report.Figure:
     """Total variation of all forms but the samples themselves."""
     names = tuple(name for name in results if name != "HMC samples")
@@ -250,7 +273,7 @@ def _figure(results: Results) -> report.Figure:
 
 _COLUMNS = (
     report.Column("form", "what is kept of a posterior"),
-    report.Column("by", "whose form it is: the paper's or ours"),
+    report.Column("by", "whose form it is: the paper's, ours, or of a method of one's own"),
     report.Column("stored", "numbers to keep, in networks", "lower", digits=1),
     report.Column(
         "agreement",
@@ -290,7 +313,7 @@ def _row(name: str, scores: Sequence[Score]) -> tuple[report.Cell, ...]:
     means = [100 * score.mean for score in scores if score.mean is not None]
     return (
         name,
-        "ours" if name in OURS else "paper",
+        "ours" if name in OURS else "paper" if paper is not None else "own",
         report.Number(scores[0].stored),
         mean_number([score.agreement for score in scores], paper and paper.agreement),
         mean_number([score.variation for score in scores], paper and paper.variation),

@@ -26,6 +26,7 @@ class Row:
         after: those that matching activations finds after training.
         by_weights: those that matching weights finds.
         silent: hidden units of m0 that no training example activates; matching activations cannot tell them apart.
+            None where they were not counted.
         start: |m0 - m1|^2 before training.
         trained: the same after training.
         undone: the same after training, and after P was applied to m0.
@@ -37,7 +38,7 @@ class Row:
     planted: int
     after: int
     by_weights: int
-    silent: int
+    silent: int | None
     start: float
     trained: float
     undone: float
@@ -74,10 +75,7 @@ def sgd(workspace: CompactWorkspace, rate: float = 1.0) -> ob.Ensemble:
 def pairs(workspace: CompactWorkspace, run: int) -> list[Pair]:
     """One pair for each number of transpositions; see `CompactSettings.retrained` for what is trained."""
     here, settings = setting(workspace), workspace.settings
-    elements = [
-        ob.element_with(here.symmetry, swaps, workspace.generator("planted", run, swaps), "paper")
-        for swaps in settings.planted
-    ]
+    elements = [here.planted(swaps, workspace.generator("planted", run, swaps)) for swaps in settings.planted]
     if settings.retrained:
         starts = [here.start(workspace, "planted", run, swaps) for swaps in settings.planted]
         begun = [
@@ -151,7 +149,7 @@ def try_learning_rate(workspace: CompactWorkspace, factor: float) -> LearningRat
     changes, apart, loss = [], [], []
     for run in range(settings.runs):
         a, b = trained.member(2 * run), trained.member(2 * run + 1)
-        element = ob.element_with(here.symmetry, swaps, workspace.generator("faster", run), "paper")
+        element = here.planted(swaps, workspace.generator("faster", run))
         moved = here.symmetry.apply(element, b)
         changes.append(here.swaps_by_weights(a, moved) - swaps)
         apart.append(distance(a, b) / distance(a, moved))
@@ -176,9 +174,9 @@ def columns_of(rows: Rows, take: Callable[[Row], float]) -> list[list[float]]:
     return [[take(row) for row in column] for column in zip(*rows, strict=True)]
 
 
-def planted_figure(rows: Rows, units: int) -> report.Figure:
-    """The three left panels of the paper's figure 2."""
-    share = [row.planted / (units - 1) for row in rows[0]]
+def planted_figure(rows: Rows, most: int) -> report.Figure:
+    """The three left panels of the paper's figure 2; at most `most` transpositions are possible."""
+    share = [row.planted / most for row in rows[0]]
     theirs = [key / (published.UNITS - 1) for key in published.TRANSPOSITIONS]
     paper = list(published.TRANSPOSITIONS.values())
     x = report.Axis("planted transpositions (share of the most)", low=0, high=1)
@@ -193,7 +191,7 @@ def planted_figure(rows: Rows, units: int) -> report.Figure:
         x,
         report.Axis("found after training (share)", low=0, high=1),
         (
-            mean_line("this run", share, columns_of(rows, lambda row: row.after / (units - 1)), shade=0),
+            mean_line("this run", share, columns_of(rows, lambda row: row.after / most), shade=0),
             dashed("published", [row.after / (published.UNITS - 1) for row in paper], 1),
         ),
         (report.Rule("", direction="diagonal"),),
@@ -254,11 +252,12 @@ _COLUMNS = (
 )
 
 
-def planted_table(rows: Rows, units: int) -> report.Table:
+def planted_table(rows: Rows, most: int) -> report.Table:
     """All pairs, one row for each number of transpositions that the paper's figure has too."""
     body = []
     for column in zip(*rows, strict=True):
-        paper = published_near(column[0].planted, units)
+        paper = published_near(column[0].planted, most + 1)
+        silent = _counted(column)
         if len(rows[0]) > len(published.TRANSPOSITIONS) and paper is None:
             continue  # of a long grid only what stands in the paper's figure to be read
         body.append(
@@ -266,7 +265,7 @@ def planted_table(rows: Rows, units: int) -> report.Table:
                 report.Number(column[0].planted),
                 mean_number([row.after / row.planted for row in column], paper and _ratio(paper)),
                 mean_number([row.by_weights / row.planted for row in column]),
-                mean_number([float(row.silent) for row in column]),
+                mean_number(silent) if silent else None,
                 mean_number([row.start for row in column], paper and paper.start),
                 mean_number([row.trained for row in column], paper and paper.trained),
                 mean_number([row.undone for row in column], paper and paper.undone),
@@ -345,47 +344,57 @@ def run(workspace: CompactWorkspace) -> report.Section:
         unrelated += [pair.trained[0] for pair in (trained_pairs if settings.retrained else trained_pairs[:1])]
     strangers = [here.swaps(a, b) for a, b in pairwise(unrelated[:_STRANGERS])]
     rates = [try_learning_rate(workspace, factor) for factor in settings.rates]
-    claims = (_survival(rows, rates), _growth(rows, settings.units), _unrelated(strangers, settings.units))
+    claims = (_survival(rows, rates), _growth(rows, here.most), _unrelated(strangers, here.chance))
     return report.Section(
         NAME,
         TITLE,
         _text(here, rows, strangers, rates),
         (
-            planted_figure(rows, settings.units),
-            planted_table(rows, settings.units),
+            planted_figure(rows, here.most),
+            planted_table(rows, here.most),
             rates_table(rates, settings.planted[2 * len(settings.planted) // 3]),
         ),
         claims,
     )
 
 
-PART = Part(NAME, TITLE, run)
+PART = Part(NAME, TITLE, run, ("units", "planted", "runs", "retrained", "epochs", "rate", "rates"))
 
 
 def _text(here: Setting, rows: Rows, strangers: Sequence[int], rates: Sequence[LearningRateTrial]) -> tuple[str, ...]:
     flat, last = [row for run_rows in rows for row in run_rows], [run_rows[-1] for run_rows in rows]
-    units = here.units
+    chance, silent = here.chance, _counted(flat)
     peak = max(columns_of(rows, lambda row: row.barrier), key=fmean)
-    expected, spread = ob.expected_transpositions(units)
+    layers = " and ".join(str(units) for _, units in chance.sizes.values())
     fast = rates[-1]
+    unseen = (
+        " Matching activations cannot tell units apart that no example activates: there are "
+        f"{mean_text(silent, 1)} of them per network."
+        if silent
+        else ""
+    )
     return (
         f"Training changes the planted number of transpositions by at most {_most(row.change for row in flat)} of "
-        f"{units - 1} when units are matched by activations, and by at most "
+        f"{chance.maximum} when units are matched by activations, and by at most "
         f"{_most(row.change_by_weights for row in flat)} when they are matched by weights. The barrier between the two "
         f"networks rises to {mean_text(peak)} nats with the number of swapped units, and is at most "
         f"{max(row.undone_barrier for row in flat):.4f} once the swaps are undone.",
         f"Each pair starts as one network ({here.widths}, {here.problem.name}) and a copy whose hidden units were "
         "permuted by a known number of transpositions (swaps of two units). Both are trained by SGD with their own "
-        "order of the examples. Matching activations cannot tell units apart that no example activates: there are "
-        f"{mean_text([float(row.silent) for row in flat], 1)} of them per network.",
+        f"order of the examples.{unseen}",
         f"Undone, the two are {mean_text([row.undone for row in last], 2)} apart (squared), against "
         f"{mean_text([row.trained for row in last], 1)} with all units misplaced: an easy test, as it was in the paper "
         f"(0.31 against 666). With {fast.rate:g} as learning rate the undone distance is {fmean(fast.apart):.0%} of "
         f"the misplaced one, and the number changes by {_list(fast.changes)} in {len(fast.changes)} runs.",
         f"Networks from unrelated starts are matched with {mean_text([float(value) for value in strangers], 1)} "
-        f"transpositions; a random permutation of {units} units has {expected:.1f} ± {spread:.1f}. The number between "
-        "unrelated networks says that they are unrelated, and nothing else.",
+        f"transpositions; a random permutation of {layers} units has {chance.expected:.1f} ± {chance.spread:.1f}. The "
+        "number between unrelated networks says that they are unrelated, and nothing else.",
     )
+
+
+def _counted(rows: Iterable[Row]) -> list[float]:
+    """Silent units of each network, where they were counted."""
+    return [float(row.silent) for row in rows if row.silent is not None]
 
 
 def _most(changes: Iterable[int]) -> int:
@@ -401,9 +410,10 @@ def _survival(rows: Rows, rates: Sequence[LearningRateTrial]) -> report.Claim:
     changes, by_weights = [row.change for row in flat], [row.change_by_weights for row in flat]
     apart = fmean([run_rows[-1].undone / run_rows[-1].trained for run_rows in rows])
     verdict = survives(changes, by_weights, published.LARGEST_CHANGE)
+    silent = _counted(flat)
+    count = f" ({fmean(silent):.1f} per network here)" if silent else ""
     guessed = (
-        f"Matching activations guesses units that no example activates ({fmean([row.silent for row in flat]):.1f} per "
-        "network here); matching weights does not. "
+        f"Matching activations guesses units that no example activates{count}; matching weights does not. "
         if verdict == CAVEAT
         else ""
     )
@@ -419,10 +429,10 @@ def _survival(rows: Rows, rates: Sequence[LearningRateTrial]) -> report.Claim:
     )
 
 
-def _growth(rows: Rows, units: int) -> report.Claim:
+def _growth(rows: Rows, most: int) -> report.Claim:
     """Judged up to where the published curve has its peak."""
     upto = published.PEAK / (published.UNITS - 1) + CLOSE
-    rising = [[row for row in run_rows if row.planted / (units - 1) <= upto] for run_rows in rows]
+    rising = [[row for row in run_rows if row.planted / most <= upto] for run_rows in rows]
     verdict, correlations = grows(
         [float(row.planted) for row in rising[0]], [[row.barrier for row in run_rows] for run_rows in rising]
     )
@@ -438,10 +448,10 @@ def _growth(rows: Rows, units: int) -> report.Claim:
     )
 
 
-def _unrelated(strangers: Sequence[int], units: int) -> report.Claim:
-    expected, spread = ob.expected_transpositions(units)
+def _unrelated(strangers: Sequence[int], chance: ob.Transpositions) -> report.Claim:
+    expected = chance.expected
     values = [float(value) for value in strangers]
-    off = (fmean(values) - expected) / (spread / len(values) ** 0.5)
+    off = (fmean(values) - expected) / (chance.spread / len(values) ** 0.5)
     return report.Claim(
         "Independently trained networks are a random permutation apart (our reading; the paper does not test it).",
         graded(abs(off) < SURE, partly=False),

@@ -55,7 +55,19 @@ def run(workspace: CompactWorkspace) -> report.Section:
     return report.Section(NAME, TITLE, _text(here, results), (_figure(results), _table(results)), (claim(results),))
 
 
-PART = Part(NAME, TITLE, run)
+def _obstacle(workspace: CompactWorkspace) -> str:
+    if workspace.own.widened is not None:
+        return ""
+    return "the model has no width to change; a factory with an argument width, as in cnn(width=8), would have one"
+
+
+PART = Part(
+    NAME,
+    TITLE,
+    run,
+    ("units", "widths", "seeds", "members", "ensemble_epochs", "posterior_draws", "prior"),
+    _obstacle,
+)
 
 
 def _score_forms(workspace: CompactWorkspace, units: int, seed: int) -> dict[str, CompactScore]:

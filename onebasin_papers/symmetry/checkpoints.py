@@ -9,7 +9,7 @@ import torch
 
 import onebasin as ob
 from onebasin_papers.numbers import mean_error, mean_number
-from onebasin_papers.study import Workspace
+from onebasin_papers.study import Workspace, file_name
 from onebasin_papers.symmetry.networks import problem, reference
 from onebasin_papers.symmetry.settings import SymmetrySettings
 from onebasin_papers.verdicts import graded
@@ -41,7 +41,7 @@ class Cost:
 def part(workspace: Workspace[SymmetrySettings]) -> report.Section:
     """Write the reference networks as archives, read them again, and compare what they predict."""
     settings, task, networks = workspace.settings, problem(workspace), reference(workspace)
-    name = f"{task.name}-{settings.architecture}"
+    name = file_name(f"{task.name}-{settings.architecture}")
     folder = workspace.folder / "checkpoints"
     workspace.progress(0, 3, "writing archives")
     shutil.rmtree(folder, ignore_errors=True)  # of an earlier run, which may have had more networks
@@ -106,7 +106,8 @@ def _cost(workspace: Workspace[SymmetrySettings], networks: ob.Population, store
     for start in range(0, len(networks), step):
         rows = slice(start, start + step)
         one, two = (
-            ob.predict(task.model, population[rows], task.test[0], output="logits") for population in (networks, stored)
+            ob.predict(task.model, population[rows], task.test[0], quantity="logits")
+            for population in (networks, stored)
         )
         logits += ((one - two).abs().amax((1, 2)) / one.std((1, 2))).tolist()
         guesses += (100 * (one.argmax(-1) != two.argmax(-1)).double().mean(1)).tolist()

@@ -87,6 +87,7 @@ class Trial:
 
 def part(workspace: Workspace[SymmetrySettings]) -> report.Section:
     """Ask independent trainings and single chains whether their units are alike."""
+    own = {title: runs_of(workspace, title) for title in workspace.own.methods}  # a mistake in them shows at once
     trained, chains = reference(workspace), hmc(workspace)
     alone = replace(trained, chain=torch.full((len(trained),), -1))
     trials = [
@@ -95,6 +96,7 @@ def part(workspace: Workspace[SymmetrySettings]) -> report.Section:
         _trial(workspace, "HMC, each chain", _runs(chains)),
         *(_trial(workspace, f"{METHODS[method]}, each run", _runs(runs_of(workspace, method))) for method in _SINGLE),
     ]
+    own_trials = [_trial(workspace, f"{title}, each run", _runs(runs)) for title, runs in own.items()]
     independent, pooled, single = trials[0], trials[1], trials[2]
     layer = independent.tests[0].rows[0]
     text = (
@@ -118,7 +120,8 @@ def part(workspace: Workspace[SymmetrySettings]) -> report.Section:
         "weights of every unit, over the first and the last two fifths of the draws. Their p-value comes from "
         "relabelling the late units at random; memory that is shorter than the fifth between them cannot spoil it.",
     )
-    return report.Section("marginals", TITLE, text, (_figure(trials), _table(trials)), _claims(trials))
+    items = (_figure(trials), _table([*trials, *own_trials]))
+    return report.Section("marginals", TITLE, text, items, _claims(trials))
 
 
 def _alike(failing: int, chains: int) -> str:

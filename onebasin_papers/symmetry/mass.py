@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin_papers.numbers import edges, histogram, mean_error, mean_line, mean_number
-from onebasin_papers.study import Problem, Workspace
+from onebasin_papers.problems import Problem
+from onebasin_papers.study import Workspace
 from onebasin_papers.symmetry import networks as populations
 from onebasin_papers.symmetry.networks import training
 from onebasin_papers.symmetry.settings import SymmetrySettings
@@ -31,7 +32,12 @@ def convnet() -> nn.Sequential:
 
 
 def scaled(workspace: Workspace[SymmetrySettings]) -> dict[str, Problem]:
-    """Networks in words -> with their data: first of the kind that the paper looks at, then a perceptron."""
+    """Networks in words -> with their data: first of the kind that the paper looks at, then a perceptron.
+
+    On a user's problem there is one kind, the user's.
+    """
+    if workspace.own.problem is not None:
+        return {"own network": populations.problem(workspace)}
     perceptron = populations.problem(workspace, "mlp")
     if workspace.settings.preset == "full":
         return {"OptuNet": populations.problem(workspace, "optunet"), "perceptron": perceptron}
@@ -101,15 +107,19 @@ def part(workspace: Workspace[SymmetrySettings]) -> report.Section:
     """Train groups of networks with several weight decays, and move each to the lightest of its orbit."""
     kinds = scaled(workspace)
     groups = [_group(workspace, kind, decay) for kind in kinds for decay in workspace.settings.mass_decays]
-    first, second = ([group for group in groups if group.kind == kind] for kind in kinds)
+    first, *others = ([group for group in groups if group.kind == kind] for kind in kinds)
     free, strongest = first[0], first[-1]
     decayed = [group for group in first if group.decay > 0]
+    whose = "networks of the paper's kind" if others else "networks"
+    elsewhere = "".join(
+        f" A {second[0].kind} of ordinary width ends {second[-1].mean:.2g} to {second[0].mean:.2g} % too heavy."
+        for second in others
+    )
     text = (
         f"{_ANSWERS[lightest_verdict([group.bound for group in decayed])]}: with weight decays from "
-        f"{decayed[0].decay:g} to {strongest.decay:g} networks of the paper's kind ({free.kind}) end "
+        f"{decayed[0].decay:g} to {strongest.decay:g} {whose} ({free.kind}) end "
         f"{strongest.mean:.1f} to {decayed[0].mean:.1f} % heavier than the lightest network that computes the same; "
-        f"without decay it is {free.mean:.1f} %. A {second[0].kind} of ordinary width ends {second[-1].mean:.2g} to "
-        f"{second[0].mean:.2g} % too heavy.",
+        f"without decay it is {free.mean:.1f} %.{elsewhere}",
         f"Each group holds {len(free.excess)} networks on {next(iter(kinds.values())).name}, trained by SGD for "
         f"{workspace.settings.mass_epochs} epochs from the same starts. Every hidden unit may be rescaled without "
         "changing the "
@@ -126,13 +136,22 @@ def part(workspace: Workspace[SymmetrySettings]) -> report.Section:
     )
     claims = (
         _claim("Training with weight decay does not reach the network of least mass.", decayed, _PUBLISHED),
-        _claim(
-            f"Training a {second[0].kind} with weight decay does not reach it either.",
-            [group for group in second if group.decay > 0],
-            "stated without restriction; perceptrons are not shown",
+        *(
+            _claim(
+                f"Training a {second[0].kind} with weight decay does not reach it either.",
+                [group for group in second if group.decay > 0],
+                "stated without restriction; perceptrons are not shown",
+            )
+            for second in others
         ),
     )
     return report.Section("mass", TITLE, text, (_profile(first), _table(groups)), claims)
+
+
+def obstacle(workspace: Workspace[SymmetrySettings]) -> str:
+    """Why the mass of the user's networks cannot be measured; "" if it can."""
+    free = any("scale" in space.freedoms for space in populations.symmetry(workspace).spaces)
+    return "" if free else "no unit of the model may be rescaled, so that no network is heavier than necessary"
 
 
 def _claim(text: str, decayed: Sequence[Group], published: str) -> report.Claim:
@@ -189,7 +208,7 @@ def _trainings(workspace: Workspace[SymmetrySettings], kind: str, decay: float, 
     """Networks by SGD, whose Gaussian prior is the weight decay: decay = 1 / (examples * deviation^2)."""
     settings, task = workspace.settings, scaled(workspace)[kind]
     prior = (len(task.train[0]) * decay) ** -0.5 if decay else None
-    method = replace(ob.Ensemble(**training(workspace)), epochs=epochs)
+    method = replace(ob.Ensemble(**training(settings)), epochs=epochs)
     half = -(-settings.mass_networks // 2)  # two processes find as much to do
     name = f"mass-{kind.replace(' ', '-').lower()}-{f'{decay:g}' if epochs else 'start'}"
     return workspace.sample(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import onebasin as ob
-from onebasin_papers.study import Problem, Workspace, digits_problem
+from onebasin_papers.problems import Own, OwnArchitecture, Problem, digits_problem, mlp
+from onebasin_papers.study import Workspace
 from onebasin_papers.symmetry.settings import SymmetrySettings
 
 
@@ -36,6 +37,7 @@ ARCHITECTURES = {
         "ResNet-20 with filter response norm and SiLU", ob.examples.resnet20_frn_silu, "cifar10", "cifar100"
     ),
 }
+OWN = "own"  # the user's architecture
 HIDDEN = (16, 16)  # widths of the network on embedded digits
 
 
@@ -48,6 +50,51 @@ def described(architecture: str) -> str:
     if architecture == "mlp":
         return f"a perceptron with hidden layers of {' and '.join(map(str, HIDDEN))} relu units"
     return ARCHITECTURES[architecture].title
+
+
+def perceptron(settings: SymmetrySettings, features: int, classes: int) -> OwnArchitecture:
+    """The architecture of the quick preset for other data."""
+    return OwnArchitecture(described("mlp"), lambda width: mlp(features, *HIDDEN, classes), is_flat=True)
+
+
+def preset_problem(settings: SymmetrySettings, seed: int) -> Problem:
+    """The network and the data of a preset."""
+    return problem_of(settings.architecture, settings.data_dir, seed)
+
+
+def own_settings(settings: SymmetrySettings, own: Own, changed: Collection[str]) -> SymmetrySettings:
+    """Settings that fit the user's problem where they were not set by hand.
+
+    Args:
+        settings: with what was set by hand.
+        own: what the user brings.
+        changed: what was set by hand.
+
+    Raises:
+        InputError: the architecture has nothing to permute, or an option of a method does not exist.
+    """
+    for method in METHODS:
+        _method(settings, method)  # refuses what no method has
+    if min(settings.mass_decays) or not max(settings.mass_decays):
+        raise ob.errors.InputError(
+            f"expected 0 and a weight decay above it in mass.mass_decays, found {settings.mass_decays}: write "
+            "mass.mass_decays=0,0.001"
+        )
+    if (task := own.problem) is None:
+        return settings
+    if not any(space.permutable and space.size > 1 for space in ob.discover(task.model, task.train[0][:2]).spaces):
+        raise ob.errors.InputError(
+            f"expected a model with hidden units that can be permuted, found none in {task.described}: onebasin "
+            "discover says why"
+        )
+    return replace(
+        settings,
+        architecture=OWN,
+        examples=settings.examples if "examples" in changed else len(task.train[0]),
+        test_examples=(
+            settings.test_examples if "test_examples" in changed else max(len(task.test[0]), len(task.outside))
+        ),
+    )
 
 
 def problem_of(architecture: str, directory: str | None, seed: int) -> Problem:
@@ -80,7 +127,8 @@ def problem(workspace: SymmetryWorkspace, architecture: str = "") -> Problem:
     wanted = architecture or workspace.settings.architecture
 
     def make() -> Problem:
-        whole = problem_of(wanted, workspace.settings.data_dir, workspace.seed)
+        own = workspace.own.problem if wanted == OWN else None
+        whole = own or problem_of(wanted, workspace.settings.data_dir, workspace.seed)
         train, test, most = workspace.settings.examples, workspace.settings.test_examples, len(whole.outside)
         chosen = whole.outside[:: max(1, most // test)][:test]  # from everywhere: neighbours are alike
         (inputs, targets), (held, classes) = whole.train, whole.test
@@ -120,12 +168,11 @@ def hmc(workspace: SymmetryWorkspace) -> ob.Population:
 
 def trained(workspace: SymmetryWorkspace, name: str, networks: int) -> ob.Population:
     """Some independent trainings by SGD, whose weight decay is the prior."""
-    return sampled(workspace, name, ob.Ensemble(**training(workspace)), chains=networks)
+    return sampled(workspace, name, ob.Ensemble(**training(workspace.settings)), chains=networks)
 
 
-def training(workspace: SymmetryWorkspace) -> dict[str, Any]:
+def training(settings: SymmetrySettings) -> dict[str, Any]:
     """How every network of the study is trained."""
-    settings = workspace.settings
     return {
         "epochs": settings.epochs,
         "batch": settings.batch,
@@ -138,31 +185,47 @@ def training(workspace: SymmetryWorkspace) -> dict[str, Any]:
 
 def sampled(workspace: SymmetryWorkspace, name: str, method: ob.Method, **options: Any) -> ob.Population:
     """`sample` with the posterior of the study, kept under this name."""
-    settings, task = workspace.settings, problem(workspace)
-    defaults = {"chains_per_batch": settings.lanes, "prior": settings.prior, "workers": settings.workers}
-    return workspace.sample(name, task.model, task.train, method, compile=False, **{**defaults, **options})
+    task, chosen = problem(workspace), {**_posterior(workspace.settings), **options}
+    return workspace.sample(name, task.model, task.train, method, **chosen)
+
+
+def _posterior(settings: SymmetrySettings) -> dict[str, Any]:
+    """Keywords of `sample` that all methods share."""
+    return {
+        "chains_per_batch": settings.lanes, "prior": settings.prior, "workers": settings.workers, "compile": False
+    }  # fmt: skip
 
 
 METHODS = {"dropout": "Dropout", "vi": "viBNN", "swag": "SWAG", "laplace": "Laplace", "sghmc": "SGHMC"}  # in tables
 _AT_STARTS = ("swag", "laplace", "sghmc")  # explore around networks that are trained already
 
 
+def methods_of(workspace: SymmetryWorkspace) -> dict[str, str]:
+    """Key -> title of the paper's methods, then of the user's, which are their own keys."""
+    return {**METHODS, **{title: title for title in workspace.own.methods}}
+
+
 def runs_of(workspace: SymmetryWorkspace, method: str) -> ob.Population:
     """All runs of a method: `groups` x `runs` of them with `draws` networks each, the run being the chain.
 
     SWAG, Laplace and SGHMC begin at the networks of the deep ensemble, run by run, so that methods differ by what they
-    add to it and not by luck of the training.
+    add to it and not by luck of the training. So do methods of the user that do not train.
     """
-    chains = workspace.settings.groups * workspace.settings.runs
+    settings = workspace.settings
+    chains = settings.groups * settings.runs
+    if method in workspace.own.methods:
+        task = problem(workspace)
+        options = {"model": task.model, "data": task.train, "chains": chains, **_posterior(settings)}
+        return workspace.sample_own(method, "runs", settings.draws, lambda: starts(workspace), **options)
     start = starts(workspace) if method in _AT_STARTS else "fresh"
-    return sampled(workspace, method, _method(workspace, method), chains=chains, start=start)
+    return sampled(workspace, method, _method(settings, method), chains=chains, start=start)
 
 
-def _method(workspace: SymmetryWorkspace, method: str) -> ob.Method:
-    settings, draws = workspace.settings, workspace.settings.draws
-    around = {**training(workspace), "epochs": 0}  # of networks that are trained already
+def _method(settings: SymmetrySettings, method: str) -> ob.Method:
+    draws = settings.draws
+    around = {**training(settings), "epochs": 0}  # of networks that are trained already
     if method == "dropout":
-        return ob.Dropout(draws=draws, dropout=settings.dropout_rate, **training(workspace))
+        return ob.Dropout(draws=draws, dropout=settings.dropout_rate, **training(settings))
     if method == "vi":
         return ob.VI(draws=draws, epochs=settings.vi_epochs, batch=settings.batch, lr=settings.vi_rate)
     if method == "swag":
@@ -183,8 +246,8 @@ def one_mode(population: ob.Population, run: int) -> ob.Population:
 def multi_mode(population: ob.Population, settings: SymmetrySettings, group: int) -> ob.Population:
     """Of each run of a group draws / runs networks, evenly spread over it: as many as in one mode, from all runs."""
     share = max(1, settings.draws // settings.runs)
-    step = settings.draws // share
     chain = chain_of(population)
+    step = max(1, int((chain == 0).sum()) // share)
     wanted = range(group * settings.runs, (group + 1) * settings.runs)
     return population[torch.cat([(chain == run).nonzero().flatten()[::step][:share] for run in wanted])]
 

@@ -60,24 +60,39 @@ class SymmetrySettings(Settings):
         test_examples: test examples, and foreign ones, that are used at most.
         prior: standard deviation of the Gaussian prior of every weight, which is the weight decay of trainings.
         reference_networks: independent trainings that methods are compared with.
-        epochs, batch, rate: of SGD with momentum 0.9 and a cosine schedule, for every training.
+        epochs: of every training, by SGD with momentum 0.9 and a cosine schedule.
+        batch: examples in a batch of SGD.
+        rate: learning rate of SGD.
         groups: repetitions of the table.
         runs: independent runs of one method in one repetition; pooled they are its multi-mode form.
         singles: runs of each repetition that are also measured by themselves, as one-mode forms.
         draws: networks of each population in the table: `draws` of one run, or draws / runs of each of its runs.
-        chains, chain_draws, warmup, leapfrog, thin: of HMC.
+        chains: of HMC.
+        chain_draws: networks drawn from each chain of HMC.
+        warmup: trajectories of HMC before the first draw.
+        leapfrog: steps of a trajectory of HMC.
+        thin: trajectories of HMC between draws.
         dropout_rate: the probability to drop a unit.
-        vi_epochs, vi_rate: of variational inference.
-        swag_collect, swag_rate: networks that a Gaussian is fitted to, and the learning rate while they are collected.
-        laplace_layers, laplace_structure: which weights are uncertain, and how.
-        sghmc_rate, sghmc_thin, sghmc_warmup: its step, epochs between draws, epochs before the first.
+        vi_epochs: of variational inference.
+        vi_rate: learning rate of variational inference.
+        swag_collect: networks that SWAG fits a Gaussian to.
+        swag_rate: learning rate of SWAG while they are collected.
+        laplace_layers: layers whose weights are uncertain for Laplace.
+        laplace_structure: of the curvature that Laplace uses.
+        sghmc_rate: step of SGHMC.
+        sghmc_thin: epochs of SGHMC between draws.
+        sghmc_warmup: epochs of SGHMC before the first draw.
         workers: processes; results do not depend on them.
         lanes: networks that are computed side by side.
-        permutations: of tests.
-        toy_networks, toy_epochs: trainings with two hidden units.
-        mass_decays, mass_networks, mass_epochs: weight decays, and trainings with each.
-        order_networks, order_rates, order_epochs: trainings that are watched, learning rates of their phases, epochs
-            of each.
+        permutations: of the test whether trainings can stand for HMC.
+        toy_networks: trainings with two hidden units.
+        toy_epochs: of these trainings.
+        mass_decays: weight decays that are tried, 0 first.
+        mass_networks: trainings with each weight decay.
+        mass_epochs: of these trainings.
+        order_networks: trainings whose units are watched.
+        order_rates: learning rates of the phases of these trainings.
+        order_epochs: of each phase.
         archive_networks: networks of one archive.
     """
 
@@ -213,6 +228,13 @@ TERMS = {
 }
 
 
+LEAST = {
+    "examples": 2, "test_examples": 2, "reference_networks": 5, "batch": 1, "groups": 1, "runs": 2, "singles": 1,
+    "draws": 5, "chains": 4, "chain_draws": 5, "leapfrog": 1, "thin": 1, "swag_collect": 3, "sghmc_thin": 1,
+    "workers": 1, "lanes": 1, "permutations": 1, "toy_networks": 20, "toy_epochs": 1, "mass_networks": 2,
+    "mass_epochs": 1, "order_networks": 1, "order_epochs": 2, "archive_networks": 1,
+}  # fmt: skip
+ROWS = ("HMC", "Deep ensemble", "Dropout", "viBNN", "SWAG", "Laplace", "SGHMC")  # of the paper's table
 MOST = 15  # sentences
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -17,6 +17,7 @@ from onebasin_papers.symmetry.networks import (
     chain_of,
     described,
     hmc,
+    methods_of,
     multi_mode,
     one_mode,
     problem,
@@ -179,13 +180,13 @@ def rows(workspace: SymmetryWorkspace) -> list[Row]:
 
 
 def _measured(workspace: SymmetryWorkspace) -> list[Row]:
-    settings, measured_rows = workspace.settings, list[Row]()
-    populations = {method: runs_of(workspace, method) for method in METHODS}
+    settings, measured_rows, methods = workspace.settings, list[Row](), methods_of(workspace)
+    populations = {method: runs_of(workspace, method) for method in (*workspace.own.methods, *METHODS)}
     share, groups = max(1, settings.draws // settings.runs), range(settings.groups)
     designs = {ONE: f"1 x {settings.draws}", MULTI: f"{settings.runs} x {share}"}
-    total, done = 2 * len(METHODS) + 2, 0
+    total, done = 2 * len(methods) + 2, 0
     for form, design in designs.items():
-        for method, title in METHODS.items():
+        for method, title in methods.items():
             workspace.progress(done, total, f"measuring {title}, {form}")
             repeated = tuple(
                 tuple(numbers(workspace, one) for one in _forms(populations[method], workspace, form, group))
@@ -229,10 +230,11 @@ def _chains(workspace: SymmetryWorkspace) -> Iterator[Row]:
 FORMS = (FORM, "unit-norm/first", "unit-norm/norm", "balanced/max", "balanced/norm", "keep/max", "aligned")
 
 
-def pairs(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """One-mode and multi-mode rows of each method of the paper, HMC left out."""
+def pairs(rows: Sequence[Row], own: Collection[str] = ()) -> list[tuple[Row, Row]]:
+    """One-mode and multi-mode rows of each method of the paper, and of some of the user's; HMC left out."""
     multi = {row.method: row for row in rows if row.form == MULTI}
-    return [(row, multi[row.method]) for row in rows if row.form == ONE and row.method in METHODS.values()]
+    wanted = {*METHODS.values(), *own}
+    return [(row, multi[row.method]) for row in rows if row.form == ONE and row.method in wanted]
 
 
 def gap_of_runs(workspace: SymmetryWorkspace, multi: Row) -> float:
@@ -264,7 +266,7 @@ def run_table(workspace: SymmetryWorkspace, rows: Sequence[Row]) -> report.Table
         "runs",
         "Does the distance say more than how many runs were pooled?",
         columns,
-        tuple(_run_row(workspace, one, multi) for one, multi in pairs(rows)),
+        tuple(_run_row(workspace, one, multi) for one, multi in pairs(rows, workspace.own.methods)),
         "± one standard error over independent repetitions",
         f"Where populations differ in nothing but their runs, the ratio is {run_share(workspace):.3f}. The last column "
         "is "
@@ -323,7 +325,9 @@ def _to_hmc(row: Row, measure: str) -> report.Number:
 def form_table(workspace: SymmetryWorkspace) -> report.Table:
     """What hangs on the way in which symmetries are removed?"""
     task, settings = problem(workspace), workspace.settings
-    populations = {title: multi_mode(runs_of(workspace, method), settings, 0) for method, title in METHODS.items()}
+    populations = {
+        title: multi_mode(runs_of(workspace, method), settings, 0) for method, title in methods_of(workspace).items()
+    }
     populations[ENSEMBLE] = starts(workspace)[: settings.runs]
     discrepancies = {}
     for place, (title, population) in enumerate(populations.items()):
@@ -364,7 +368,8 @@ _WORTH = ("accuracy", "brier", "ece", "ace", "aupr", "fpr95")  # what distance i
 
 
 def claims(workspace: SymmetryWorkspace, rows: Sequence[Row]) -> Iterator[report.Claim]:
-    """All claims, each with its verdict."""
+    """All claims, each with its verdict; they are about the paper's methods."""
+    rows = [row for row in rows if row.method not in workspace.own.methods]
     for words, measure, better, unit in _BETTER:
         yield _multi_mode(rows, words, measure, better, unit)
     yield _runs(workspace, rows)
@@ -529,8 +534,31 @@ def part(workspace: SymmetryWorkspace) -> report.Section:
         distance_table(workspace, table_rows),
         form_table(workspace),
     )
-    text = (*_answer(workspace, table_rows), *_sureness(table_rows), _setting(workspace), _mixing(workspace))
+    own = tuple(_own_text(title, table_rows) for title in workspace.own.methods)
+    text = (*_answer(workspace, table_rows), *own, *_sureness(table_rows), _setting(workspace), _mixing(workspace))
     return report.Section("table", TITLE, text, items, tuple(claims(workspace, table_rows)))
+
+
+def _own_text(title: str, rows: Sequence[Row]) -> str:
+    """What became of a user's method: its numbers, and its place among all rows."""
+
+    def place(row: Row, measure: str) -> str:
+        better = [other for other in rows if _beats(other.mean(measure), row.mean(measure), measure in HIGHER)]
+        return f"place {len(better) + 1} of {len(rows)}"
+
+    forms = [
+        f"{row.form}: {row.mean('accuracy'):.1f} % right ({place(row, 'accuracy')}), NLL {row.mean('nll'):.3f} "
+        f"({place(row, 'nll')}), AUPR {row.mean('aupr'):.1f} % ({place(row, 'aupr')}), MMD {row.mean('mmd'):.2f} to "
+        f"independent trainings ({place(row, 'mmd')}), total variation {row.mean('tv'):.1f} % to HMC "
+        f"({place(row, 'tv')})"
+        for row in rows
+        if row.method == title
+    ]
+    return f"The own method {title}, {'; '.join(forms)}."
+
+
+def _beats(one: float, other: float, higher: bool) -> bool:
+    return one > other if higher else one < other
 
 
 def _main(workspace: SymmetryWorkspace, rows: Sequence[Row]) -> report.Table:
@@ -639,9 +667,9 @@ def _setting(workspace: SymmetryWorkspace) -> str:
     settings, task = workspace.settings, problem(workspace)
     weights = sum(value.numel() for value in task.model.parameters())
     return (
-        f"The networks: {described(settings.architecture)}, {weights:,} weights, on {len(task.train[0]):,} examples of "
-        f"{task.name}. Each training is {settings.epochs} epochs of SGD with momentum; its weight decay is a Gaussian "
-        "prior "
+        f"The networks: {task.described or described(settings.architecture)}, {weights:,} weights, on "
+        f"{len(task.train[0]):,} examples of {task.name}. Each training is {settings.epochs} epochs of SGD with "
+        "momentum; its weight decay is a Gaussian prior "
         f"of standard deviation {settings.prior:g}, the same for all methods. The reference has "
         f"{settings.reference_networks:,} independent trainings."
     )

@@ -169,7 +169,7 @@ def _losses(trained: ob.Population) -> Tensor:
 
 def _change(model: nn.Module, views: tuple[ToyPopulation, ...], inputs: Tensor) -> float:
     """Largest change of an output over the largest output."""
-    outputs = [ob.predict(model, view.population, inputs, output="values") for view in views]
+    outputs = [ob.predict(model, view.population, inputs, quantity="values") for view in views]
     return max(float((values - outputs[0]).abs().max() / outputs[0].abs().max()) for values in outputs)
 
 

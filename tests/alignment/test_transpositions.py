@@ -19,6 +19,7 @@ from onebasin.alignment.transpositions import (
     element_with,
     expected_transpositions,
     permutation_with,
+    probabilities,
     transpositions,
 )
 from onebasin.errors import InputError, SymmetryError
@@ -222,8 +223,8 @@ def test_nothing_to_permute() -> None:
 def test_spaces_the_element_leaves_out() -> None:
     found = transpositions(ob.Element({"head": torch.tensor([1, 0])}, {}), HEADS)
     assert found.spaces == {"head": 1, "inside": 0} and found.positions == {"head": 1, "inside": 3}
-    assert repr(found) == "Transpositions(1 of at most 5; at random 2.8 ± 1.1)"
-    assert repr(transpositions(HEADS.identity(7))).startswith("Transpositions(on average 0.0 of at most 5;")
+    assert "1 swaps of at most 5; at random 2.8 ± 1.1." in repr(found)
+    assert "On average 0.0 swaps of at most 5;" in repr(transpositions(HEADS.identity(7)))
 
 
 @pytest.mark.parametrize("order", [torch.tensor([0, 0, 1]), torch.tensor([0, 1, 3]), torch.tensor([0.0, 1.0, 2.0])])
@@ -341,3 +342,18 @@ def test_bad_requests() -> None:
         element_with(ob.Symmetry((ob.Space("u", 3, False, ("sign",), (), ()),)), {"u": 1}, 0)
     with pytest.raises(InputError, match="at least 1 unit"):
         expected_transpositions(0)
+
+
+@pytest.mark.parametrize("sizes", [[(1, 5)], [(1, 3), (2, 3)], [(1, 1)], [(3, 2), (1, 4)]])
+def test_chances_of_totals_are_those_of_all_permutations(sizes: list[tuple[int, int]]) -> None:
+    counts = torch.ones(1, dtype=torch.float64)
+    for copies, units in sizes:
+        orders = torch.tensor(list(itertools.permutations(range(units))))
+        one = count_transpositions(orders).bincount(minlength=units).double() / len(orders)
+        for _ in range(copies):
+            longer = torch.zeros(len(counts) + units - 1, dtype=torch.float64)
+            for total, chance in enumerate(counts):
+                longer[total : total + units] += chance * one
+            counts = longer
+    expected = counts[: 1 + sum(copies * (units - 1) for copies, units in sizes)]
+    assert probabilities(sizes).tolist() == pytest.approx(expected.tolist(), abs=1e-15)

@@ -21,8 +21,9 @@ from onebasin import Population, Symmetry, discover
 from onebasin.alignment.align import Alignment
 from onebasin.alignment.consensus import Consensus
 from onebasin.alignment.transpositions import transpositions
-from onebasin.cli import align as align_verb
-from onebasin.cli import data, options
+from onebasin.cli import data
+from onebasin.cli import progress as progress_module
+from onebasin.cli.work import align as align_verb
 from onebasin.errors import InputError, StorageError, UnsafeFileError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +120,7 @@ def test_align_brings_planted_copies_together_and_changes_no_function(run: Run, 
     code, out, err = run("align", shop / "planted", "-o", shop / "out" / "aligned", *shop.model())
     assert (code, err) == (0, "")
     assert "4 networks aligned to their consensus" in out
-    assert str(shop / "out" / "aligned" / "alignment.json") in out
+    assert str(shop / "out" / "aligned" / "record.json") in out
     aligned = Population.open(shop / "out" / "aligned")
     for state in aligned:
         assert torch.allclose(outputs(state), outputs(shop.origin), atol=1e-5)
@@ -129,7 +130,7 @@ def test_align_brings_planted_copies_together_and_changes_no_function(run: Run, 
 
 def test_the_record_of_an_alignment(run: Run, shop: Shop) -> None:
     code, _, _ = run("align", shop / "planted", "-o", shop / "aligned", *shop.known, "--tolerance", "0")
-    record = json.loads((shop / "aligned" / "alignment.json").read_text())
+    record = json.loads((shop / "aligned" / "record.json").read_text())["record"]["values"]
     assert code == 0
     assert record["members"] == 4
     assert record["overlap"]["after"] > record["overlap"]["before"]
@@ -147,7 +148,7 @@ def test_align_to_one_of_them(run: Run, shop: Shop, reference: str) -> None:
     code, out, _ = run("align", shop / "planted", "-o", shop / "aligned", *shop.known, "--reference", reference)
     assert code == 0
     assert reference in out
-    record = json.loads((shop / "aligned" / "alignment.json").read_text())
+    record = json.loads((shop / "aligned" / "record.json").read_text())["record"]["values"]
     assert max(record["residual"]) < 1e-8
     if reference == "first":
         assert record["transpositions"]["total"][0] == 0
@@ -159,7 +160,7 @@ def test_align_to_a_given_network_takes_its_place_in_scale_too(run: Run, shop: S
     for number, state in enumerate(Population.open(shop / "aligned")):
         assert close(state, shop.origin), number
     # What was undone is what was planted: the inverse needs as many swaps.
-    record = json.loads((shop / "aligned" / "alignment.json").read_text())
+    record = json.loads((shop / "aligned" / "record.json").read_text())["record"]["values"]
     assert record["transpositions"]["total"] == transpositions(shop.element, shop.found).total.tolist()
     assert run(*arguments, "-o", shop / "kept", "--scale", "keep")[0] == 0
     assert not close(Population.open(shop / "kept").member(1), shop.origin)
@@ -195,7 +196,7 @@ def test_the_record_is_there_before_the_companions(run: Run, shop: Shop, monkeyp
         "align", shop / "population", "-o", shop / "out", *shop.known, "--companion", f"std={shop / 'population'}"
     )
     assert code == 5 and "the disk is full" in err
-    assert json.loads((shop / "out" / "alignment.json").read_text())["members"] == 12
+    assert json.loads((shop / "out" / "record.json").read_text())["record"]["values"]["members"] == 12
 
 
 def test_names_with_a_prefix_and_half_precision(run: Run, shop: Shop) -> None:
@@ -248,7 +249,7 @@ def test_an_interrupted_alignment_goes_on(run: Run, shop: Shop, monkeypatch: pyt
     assert min(sweeps) >= 1, "the first sweep was not repeated"
     one, two = Population.open(shop / "whole"), Population.open(shop / "parts")
     assert all(torch.equal(one.tensor(name), two.tensor(name)) for name in one.names)
-    records = [json.loads((shop / name / "alignment.json").read_text()) for name in ("whole", "parts")]
+    records = [json.loads((shop / name / "record.json").read_text())["record"]["values"] for name in ("whole", "parts")]
     assert records[0] == records[1]
     assert not list(shop.folder.glob("*.journal"))
 
@@ -469,7 +470,7 @@ MISTAKES = [
     ("align {folder}/mixed -o {folder}/out {known}", 4, "net1.pt"),
     ("align {folder}/sick -o {folder}/out {known}", 4, "member 1 of"),
     ("align {one} -o {folder}/out {known}", 10, "holds 1 network, and nothing to align it with"),
-    ("align {planted} -o {folder}/full {known}", 10, "choose another path"),
+    ("align {planted} -o {folder}/full {known}", 10, "choose another --output, or give --force"),
     (ALIGN + " --symmetry {folder}/absent.json", 5, "absent.json cannot be read (No such file"),
     (ALIGN + " --symmetry {folder}/no.json", 9, "no.json holds no symmetry"),
     (ALIGN + " {known} --model {folder}/models.py:wider", 9, "it belongs to another model"),
@@ -576,10 +577,11 @@ def test_damaged_data(tmp_path: Path) -> None:
 
 def test_the_bar_waits_and_stays_off_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def shown(*, terminal: bool, patience: float) -> str:
-        console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
-        monkeypatch.setattr(options, "Console", lambda stderr: console)
-        monkeypatch.setattr(options, "_PATIENCE", patience)
-        with options.progress_bar("aligning") as show:
+        console = Console(file=io.StringIO(), force_terminal=terminal, width=160)
+        monkeypatch.setattr("rich.console.Console", lambda stderr: console)
+        monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+        monkeypatch.setattr(progress_module, "PATIENCE", patience)
+        with progress_module.progress_bar("aligning") as show:
             show(4, 8, "sweep 1")
             if patience == 0:
                 while "sweep 1" not in console.file.getvalue():  # another thread starts it

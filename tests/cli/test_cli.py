@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 from torch import nn
 
 from onebasin import Symmetry
-from onebasin.cli import discover as discover_verb
-from onebasin.cli import inputs, load, options
+from onebasin.cli import inputs, load, progress, words
+from onebasin.cli.main import group
+from onebasin.cli.work import discover as discover_verb
 from onebasin.errors import InputError, ModelError, OnebasinError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +74,40 @@ def test_version_and_help(run: Run) -> None:
     code, out, _ = run("discover", "-h")
     assert code == 0
     assert "--input" in out
+
+
+def test_help_and_completion_need_no_torch() -> None:
+    """In a process of its own: the help of every verb, and what a shell asks for while options are typed."""
+    code = (
+        "import os, sys\n"
+        "from click.shell_completion import BashComplete\n"
+        "from onebasin.cli.main import group, main\n"
+        "for verb in ['', *group.commands]:\n"
+        "    assert main([*verb.split(), '--help']) == 0\n"
+        "    for typed in ('', '--'):\n"
+        "        BashComplete(group, {}, 'onebasin', '').get_completions(verb.split(), typed)\n"
+        "names = BashComplete(group, {}, 'onebasin', '').get_completions(['sample', '--method'], 's')\n"
+        "print([item.value for item in names], [name for name in ('torch', 'rich', 'numpy') if name in sys.modules])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.splitlines()[-1] == "['sghmc', 'swag'] []"
+    assert set(group.commands) >= {"diagnose", "sample"}
+
+
+def test_the_words_of_options_are_those_of_the_library() -> None:
+    from onebasin import alignment, evaluation, functional, inference, posterior, symmetry
+
+    assert words.ALIGN_SCALES == alignment.ALIGN_SCALES
+    assert words.STATISTICS == alignment.KINDS
+    assert words.MATCH_SCALES == alignment.MATCH_SCALES
+    assert words.FORM == alignment.FORM
+    assert tuple(kind for kind in symmetry.KINDS if kind != "value") == words.COMPANIONS
+    assert tuple(evaluation.PRESETS) == words.PRESETS
+    assert words.LIKELIHOODS == functional.KINDS
+    assert words.FAMILIES == posterior.FAMILIES
+    assert words.CRITERIA == posterior.CRITERIA
+    assert words.SCOPES == posterior.SCOPES
+    assert tuple(inference.METHODS) == words.METHODS
 
 
 def test_module_and_console_script_are_one_program() -> None:
@@ -278,9 +314,16 @@ def test_a_bug_says_so_and_debug_shows_where(run: Run, models: Path, monkeypatch
 
 
 def test_an_unwritable_output(run: Run, models: Path, tmp_path: Path) -> None:
-    code, _, err = run("discover", f"{models}:factory", "--input", "2x4", "--output", tmp_path / "no" / "x.json")
-    assert code == 7
-    assert "choose another --output" in err
+    (tmp_path / "file").write_text("")
+    words = ("discover", f"{models}:factory", "--input", "2x4", "--output")
+    code, out, err = run(*words, tmp_path / "file" / "x.json")
+    assert (code, out) == (7, "")
+    assert "choose another place" in err
+    assert run(*words, tmp_path / "new" / "x.json")[0] == 0
+    code, out, err = run(*words, tmp_path / "new" / "x.json")
+    assert (code, out) == (10, "")
+    assert "give --force to replace it" in err
+    assert run(*words, tmp_path / "new" / "x.json", "--force")[0] == 0
 
 
 def test_a_closed_pipe_is_no_drama() -> None:
@@ -297,30 +340,35 @@ def test_a_full_disk_behind_stdout_is_one_line() -> None:
     assert result.stderr.strip().splitlines() == ["error: [Errno 28] No space left on device"]
 
 
-def test_progress_waits_and_stays_off_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = []
-
-    class Recorder:
-        def __init__(self, *, terminal: bool) -> None:
-            self.is_terminal = terminal
-
-        def status(self, text: str) -> "Recorder":
-            return self
-
-        def start(self) -> None:
-            events.append("start")
-
-        def stop(self) -> None:
-            events.append("stop")
-
-    monkeypatch.setattr(options, "Console", lambda stderr: Recorder(terminal=False))
-    with options.progress("working"):
+def test_a_log_gets_a_line_with_the_time_left(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(progress, "EVERY", 0.01)
+    with progress.progress_bar("working") as show:
+        show(3, 12, "sweep 1")
+        while "sweep 1, 3 of 12" not in (text := capsys.readouterr().err):  # another thread prints it
+            time.sleep(0.005)
+    assert text.startswith("working")
+    with progress.progress("working"):
         pass
-    assert events == []
-    monkeypatch.setattr(options, "Console", lambda stderr: Recorder(terminal=True))
-    with options.progress("working"):
-        pass
-    assert events == ["stop"]
+    assert capsys.readouterr().err == ""
+
+
+def test_the_time_left_is_that_of_the_stage() -> None:
+    """Done and time are known: what is left follows in proportion, from the beginning of the stage alone."""
+    now = [0.0]
+    stage = progress._Stage("aligning", clock=lambda: now[0])
+    assert str(stage) == "aligning, 0 s"
+    stage.show(10, 100, "sweep 1")
+    now[0] = 30.0
+    stage.show(40, 100, "sweep 1")
+    assert str(stage) == "aligning: sweep 1, 40 of 100, 30 s, about 60 s left"
+    stage.show(0, 100, "sweep 2")
+    now[0] = 90.0
+    assert str(stage) == "aligning: sweep 2, 0 of 100, 90 s"
+    stage.show(50, 100, "sweep 2")
+    assert str(stage).endswith("50 of 100, 90 s, about 60 s left")
+    now[0] = 92.0
+    stage.show(60, 100, "sweep 2")  # faster than the first half, which was slow to begin
+    assert str(stage).endswith("about 8 s left")
 
 
 def test_exit_codes_are_distinct() -> None:

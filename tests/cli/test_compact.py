@@ -115,7 +115,7 @@ def test_refinement_is_told_and_measured(run: Run, folder: Path) -> None:
     options = ("--model", "model.py:net", "--data", "train.npz", "--test", "test.npz", "--prior", "1")
     code, out, _ = run("draws", "-o", "q.safetensors", *options, "--refine", "--steps", "200", "--json")
     told = json.loads(out)
-    assert code == 0 and told == json.loads((folder / "q.json").read_text())
+    assert code == 0 and told == json.loads((folder / "q.json").read_text())["record"]["values"]
     rows = told["predictions"]
     assert rows["posterior"]["total_variation"] < rows["before"]["total_variation"]
     assert set(rows) == {"before", "posterior", "2 of the networks"}

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 import onebasin as ob
-from onebasin.cli.compare import compare_populations, several
 from onebasin.cli.data import Examples
 from onebasin.cli.networks import Known
+from onebasin.cli.work.compare import compare_populations, several
 from onebasin.errors import InputError, StorageError
 from onebasin.functional.call import global_seed
 from onebasin.population.population import Population
@@ -80,7 +80,7 @@ def test_values_of_a_regression_are_no_classes(known: Known) -> None:
     given = (population(0, 3), population(50, 3), Examples(numbers(7, 2), None))
     classes, values = (
         compare_populations(known, *given, permutations=19, n_resamples=0, **output)
-        for output in ({}, {"output": "values"})
+        for output in ({}, {"quantity": "values"})
     )
     assert classes.agreement is not None and values.agreement is None and values.total_variation is None
     assert classes.report.function is not None and values.report.function is not None

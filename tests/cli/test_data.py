@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from onebasin.cli.data import Sources, read, read_pair
+from onebasin.cli.data import read, read_pair
+from onebasin.cli.options import Sources
 from onebasin.data.dataset import split
 from onebasin.data.load import digits, load
 from onebasin.errors import InputError, ModelError, StorageError
@@ -169,7 +170,7 @@ def test_parts_that_the_files_do_not_offer(folder: Path) -> None:
 def test_verbs_take_words_and_folders(folder: Path, run: Run) -> None:
     Population.from_models([digits_mlp(), digits_mlp()]).save(folder / "draws")
     model = "onebasin.examples:digits_mlp"
-    common = ("--resamples", 20, "--json", "--limit", 40)
+    common = ("--n-resamples", 20, "--json", "--limit", 40)
     code, out, err = run("evaluate", model, "draws", "digits:test", "--ood", "digits:train", *common)
     assert (code, err) == (0, "")
     record = json.loads(out)
@@ -193,13 +194,16 @@ def test_a_table_from_the_folder_to_a_posterior_sample(folder: Path, run: Run) -
     code, out, err = run(*words, "--method", "ensemble", "--chains", 2, "--epochs", 2, "-o", "draws")
     assert (code, err) == (0, "")
     assert "2 draws by ensemble" in out
-    code, out, err = run("evaluate", "net.py:net", "draws", "uci/small#1:test", *words[3:], "--resamples", 20, "--json")
+    code, out, err = run(
+        "evaluate", "net.py:net", "draws", "uci/small#1:test", *words[3:], "--n-resamples", 20, "--json"
+    )
     assert (code, err) == (0, "")
     assert json.loads(out)["examples"] == 5
 
 
 def test_the_command_that_goes_on_names_flags_as_flags(folder: Path) -> None:
-    from onebasin.cli.sample import _again, sample
+    from onebasin.cli.records import command_line as _again
+    from onebasin.cli.sample import sample
 
     words = ["net.py:net", "openml/iris", "--download", "--standardise", "--data-dir", "data", "-o", "draws"]
     context = sample.make_context("sample", words)

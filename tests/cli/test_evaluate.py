@@ -100,10 +100,10 @@ def plain(**numbers: Any) -> Any:
 
 def test_the_record_holds_what_the_library_finds(run: Run, folder: Path) -> None:
     words = "model.py:net networks test.npz --ood ood.npz --reference posterior.safetensors --seed 3"
-    options = "--draws 7 --resamples 40 --confidence-level 0.9 --bins 5 -o out/record.json"
+    options = "--draws 7 --n-resamples 40 --confidence-level 0.9 --bins 5 -o out/record.json"
     code, out, err = run(*words.split(), *options.split())
     assert (code, err) == (0, "")
-    record = json.loads((folder / "out" / "record.json").read_text())
+    record = json.loads((folder / "out" / "record.json").read_text())["record"]["values"]
     data = arrays("test.npz")
     networks = Population.open(folder / "networks")
     found = evaluate(
@@ -118,8 +118,7 @@ def test_the_record_holds_what_the_library_finds(run: Run, folder: Path) -> None
         confidence_level=0.9,
         bins=5,
     )
-    assert {key: record[key] for key in found.record()} == plain(**found.record())
-    assert record["format"] == "onebasin evaluation 1"
+    assert {key: record[key] for key in found.to_dict()} == plain(**found.to_dict())
     assert record["given"] == {
         "model": "model.py:net", "population": "networks", "data": "test.npz", "outside": "ood.npz",
         "reference": "posterior.safetensors", "statistics": None,
@@ -128,15 +127,15 @@ def test_the_record_holds_what_the_library_finds(run: Run, folder: Path) -> None
 
 
 def test_json_is_the_record_and_nothing_else(run: Run, folder: Path) -> None:
-    words = ("model.py:net", "posterior.safetensors", "test.npz", "--draws", 5, "--resamples", 20, "--limit", 12)
+    words = ("model.py:net", "posterior.safetensors", "test.npz", "--draws", 5, "--n-resamples", 20, "--limit", 12)
     code, out, err = run(*words, "--json", "-o", "record.json")
     assert (code, err) == (0, "")
-    assert json.loads(out) == json.loads((folder / "record.json").read_text())
+    assert json.loads(out) == json.loads((folder / "record.json").read_text())["record"]["values"]
     assert (json.loads(out)["members"], json.loads(out)["examples"]) == (5, 12)
 
 
 def test_values_with_given_and_with_learned_noise(run: Run, folder: Path) -> None:
-    code, out, _ = run("model.py:line", "lines", "values.npz", "--noise", 0.5, "--resamples", 20, "--json")
+    code, out, _ = run("model.py:line", "lines", "values.npz", "--noise", 0.5, "--n-resamples", 20, "--json")
     assert code == 0
     record = json.loads(out)
     assert record["kind"] == "gaussian"
@@ -145,7 +144,7 @@ def test_values_with_given_and_with_learned_noise(run: Run, folder: Path) -> Non
     means = torch.einsum("nd,mkd->mn", data["x"].float(), weights["weight"]) + weights["bias"]
     rmse = float((means.double().mean(0) - data["y"]).square().mean().sqrt())
     assert record["inside"]["rmse"]["value"] == pytest.approx(rmse, rel=1e-5)
-    code, out, _ = run("model.py:mean_and_noise", "noisy", "values.npz", "--noise", "learned", "--resamples", 20)
+    code, out, _ = run("model.py:mean_and_noise", "noisy", "values.npz", "--noise", "learned", "--n-resamples", 20)
     assert code == 0
     assert "coverage 95" in out
 
@@ -153,7 +152,9 @@ def test_values_with_given_and_with_learned_noise(run: Run, folder: Path) -> Non
 def test_digits_need_no_file(run: Run, folder: Path) -> None:
     model = digits_mlp()
     Population.from_models([model]).save(folder / "draws")
-    code, out, err = run("onebasin.examples:digits_mlp", "draws", "digits", "--limit", 50, "--resamples", 20, "--json")
+    code, out, err = run(
+        "onebasin.examples:digits_mlp", "draws", "digits", "--limit", 50, "--n-resamples", 20, "--json"
+    )
     assert (code, err) == (0, "")
     inputs, targets = (part[:50] for part in load("digits").train)
     right = float((model(inputs).argmax(1) == targets).double().mean())
@@ -166,7 +167,7 @@ def test_the_examples_of_the_help_run(run: Run, folder: Path, line: str) -> None
         Population.from_models([digits_mlp()]).save(folder / "draws")
     else:
         (folder / "networks").rename(folder / "draws")
-    code, _, err = run(*shlex.split(line)[2:], "--resamples", 20)
+    code, _, err = run(*shlex.split(line)[2:], "--n-resamples", 20)
     assert (code, err) == (0, "")
 
 
@@ -205,10 +206,10 @@ def test_mistakes_get_a_sentence(run: Run, folder: Path, words: str, kind: Any, 
 
 
 def test_a_record_is_replaced_only_by_force(run: Run, folder: Path) -> None:
-    words = ("model.py:net", "networks", "test.npz", "--resamples", 20, "-o", "record.json")
+    words = ("model.py:net", "networks", "test.npz", "--n-resamples", 20, "-o", "record.json")
     assert run(*words)[0] == 0
     before = (folder / "record.json").read_text()
     assert run(*words, "--seed", 1)[0] == InputError.exit_code
     assert (folder / "record.json").read_text() == before
     assert run(*words, "--seed", 1, "--force")[0] == 0
-    assert json.loads((folder / "record.json").read_text())["settings"]["seed"] == 1
+    assert json.loads((folder / "record.json").read_text())["record"]["values"]["settings"]["seed"] == 1

@@ -77,7 +77,7 @@ def test_the_pruned_network_and_its_record(run: Run, shop: Shop) -> None:
     found = load_file("new/pruned.safetensors")
     assert all(torch.equal(found[name], value) for name, value in expected.apply(shop.mean).items())
     net().load_state_dict(found)
-    record = json.loads(Path("new/pruned.json").read_text())
+    record = json.loads(Path("new/pruned.json").read_text())["record"]["values"]
     assert (record["kept"], record["size"], record["keep"], record["by"]) == (25, 84, 0.3, "snr")
     assert sum(tensor["kept"] for tensor in record["tensors"].values()) == 25
     assert record["curve"] is None

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from onebasin import SGHMC, Population
-from onebasin.cli import sample as sample_verb
-from onebasin.cli.sample import KEYWORDS, diagnostics_table
+from onebasin.cli.work import sample as sample_verb
+from onebasin.cli.work.sample import KEYWORDS, diagnostics_table
 from onebasin.data.load import load
 from onebasin.errors import DiskError, InputError, ModelError, StorageError
 from onebasin.examples.small import digits_mlp
@@ -115,11 +115,25 @@ def test_every_option_is_explained(run: Run, method: str) -> None:
     assert f"Default: {METHODS[method]().draws}." in " ".join(out.split())
 
 
-def test_help_says_what_each_method_is(run: Run) -> None:
-    _, out, _ = run("--help")
-    listed = out.partition("Methods:\n")[2]
-    assert [line.split()[0] for line in listed.splitlines() if line.startswith("  ") and line[2] != " "] == [*METHODS]
-    assert "Hamiltonian Monte Carlo" in listed
+def test_the_list_shows_every_method_with_every_option_and_default(run: Run) -> None:
+    code, out, _ = run("--list")
+    assert code == 0
+    sections = out.split("\n\n")
+    titles = [section.partition(":")[0] for section in sections]
+    assert [title for title in titles if title in METHODS] == [*METHODS]
+    for name, method in METHODS.items():
+        own = sections[titles.index(name) + 2]
+        text = " ".join(own.split())
+        for field in fields(method):
+            if field.name in method.__annotations__:
+                value = field.default
+                word = str(value).lower() if isinstance(value, bool | None) else value
+                word = f"{word:g}" if isinstance(word, float) else word
+                after = text.partition(f"{field.name} ")[2]
+                assert f"Default: {word}." in after, (name, field.name)
+    trained = sum("optimizer" in vars(method()) for method in METHODS.values())
+    assert out.count("The training that a method begins with.") == trained
+    assert "Hamiltonian Monte Carlo" in out
 
 
 # ---------------------------------------------------------------------- options

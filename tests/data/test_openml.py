@@ -214,12 +214,10 @@ def test_what_goes_wrong_is_one_sentence(
         ({"target": None}, "inputs and a target"),
         ({"target": np.array([["a", "b"]] * 3, dtype=object)}, "found 2 targets"),
         ({"data": np.zeros((3, 0)), "feature_names": [], "categories": {}}, "inputs and a target"),
-        ({"categories": {"outlook": ["x"] * (1 << 30)}}, "one column per category"),
+        ({"categories": {"outlook": range(1 << 30)}}, "one column per category"),  # names without their memory
     ],
 )
 def test_tables_that_cannot_be_learned(monkeypatch: pytest.MonkeyPatch, changes: Any, words: str) -> None:
-    if changes.get("categories"):  # a list of a billion names, without its memory
-        changes = {"categories": {"outlook": range(1 << 30)}}
     answer(monkeypatch, table(**changes))
     with pytest.raises(InputError, match=words):
         load("openml/8", download=True)

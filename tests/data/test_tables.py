@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onebasin.data import npz
 from onebasin.data.dataset import Dataset, split
 from onebasin.data.load import Reading, digits, load, read_parts
 from onebasin.errors import InputError, StorageError, UnsafeFileError
@@ -192,7 +191,7 @@ def test_an_archive_that_grows_too_large_is_not_unpacked(tmp_path: Path, monkeyp
     path = tmp_path / "a.npz"
     np.savez_compressed(path, x=np.zeros((50_000, 3)), y=np.zeros(50_000))
     assert path.stat().st_size < 10_000
-    monkeypatch.setattr(npz, "LARGEST", 1_000_000)
+    monkeypatch.setattr("onebasin.storage.npz_file.LARGEST", 1_000_000)
     with pytest.raises(StorageError, match="at most 1,000,000 bytes"):
         load(path)
 

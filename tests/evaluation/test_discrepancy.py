@@ -220,7 +220,7 @@ def test_large_populations_take_a_form_on_disk(
     found = discrepancy(
         a, b, symmetry=symmetry, normal_forms=forms, scratch=tmp_path, progress=lambda *at: told.append(at), **QUICK
     )
-    assert found.as_dict() == expected.as_dict()
+    assert found.to_dict() == expected.to_dict()
     assert list(tmp_path.iterdir()) == []
     assert [at[:2] for at in told] == [(0, 3), (1, 3), (2, 3)]
     assert all(form in at[2] for form, at in zip(["raw", *forms], told, strict=True))
@@ -379,7 +379,7 @@ def test_functions_need_no_form() -> None:
     probabilities = mmd(outputs[0].softmax(-1), outputs[1].softmax(-1))
     assert discrepancy(a, b, **given).function.squared == pytest.approx(float(probabilities), rel=1e-8)
     raw = float(mmd(*outputs))
-    assert discrepancy(a, b, output="values", **given).function.squared == pytest.approx(raw, rel=1e-8)
+    assert discrepancy(a, b, quantity="values", **given).function.squared == pytest.approx(raw, rel=1e-8)
 
 
 def test_the_report_can_be_read_and_stored() -> None:
@@ -388,7 +388,7 @@ def test_the_report_can_be_read_and_stored() -> None:
     b = Population.from_models([model(20 + n) for n in range(5)])
     found = discrepancy(a, b, symmetry=symmetry, model=model(0), inputs=numbers(5, 3), **QUICK)
     told = json.loads(found.to_json())
-    assert told == found.as_dict()
+    assert told == found.to_dict()
     assert told["runs"] == [1, 5] and told["shares"] == [1.0, 0.0]
     assert told["raw"]["total"]["low"] is None and told["raw"]["total"]["explained"] is not None
     assert set(told["forms"]) == {"balanced/max"} and told["function"]["squared"] == found.function.squared
@@ -483,8 +483,8 @@ def test_refusals() -> None:
         (InputError, "go together", lambda: discrepancy(a, b, inputs=torch.zeros(1))),
         (
             InputError,
-            "output",
-            lambda: discrepancy(nets, nets, model=model(0), inputs=numbers(2, 3), output="x", **QUICK),
+            "quantity",
+            lambda: discrepancy(nets, nets, model=model(0), inputs=numbers(2, 3), quantity="x", **QUICK),
         ),
         (InputError, "at least 2", lambda: discrepancy(a[:1], b)),
         (InputError, "metrics", lambda: pair_distances(a, b, ("l3",))),

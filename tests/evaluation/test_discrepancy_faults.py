@@ -229,9 +229,9 @@ def test_functions_of_whole_numbers_are_not_called_weights() -> None:
 def test_a_summary_and_an_average_say_the_same_of_infinity() -> None:
     networks = Population.from_stacked({"weight": torch.tensor([[[1.0], [math.inf]], [[1.0], [math.inf]]])})
     layer, inputs = nn.Linear(1, 2, bias=False), torch.ones(1, 1)
-    average = predict(layer, networks, inputs, output="values", average=True)
+    average = predict(layer, networks, inputs, quantity="values", average=True)
     try:
-        found = Predictive.of(layer, networks, inputs, output="values")
+        found = Predictive.of(layer, networks, inputs, quantity="values")
     except InputError:
         return
     assert torch.equal(found.mean, average)
@@ -281,7 +281,7 @@ def test_options_of_pairs_are_not_swallowed_by_populations(files: Path, run: Run
     assert code or options[0] in out + error
 
 
-@pytest.mark.parametrize("options", [("--form", "bogus"), ("--preset", "paper")])
+@pytest.mark.parametrize("options", [("--normal-form", "bogus"), ("--preset", "paper")])
 def test_options_of_populations_are_not_swallowed_by_pairs(files: Path, run: Run, options: tuple[str, str]) -> None:
     code, out, error = compared(run, files, "a#0", "b#0", *options)
     assert code or options[0] in out + error

@@ -85,7 +85,7 @@ def test_the_whole_comparison_does_not_depend_on_it_either(
     alone, serial, both = (
         discrepancy(*populations, **given, **where) for where in ({}, {"executor": SerialExecutor()}, {"executor": two})
     )
-    assert alone.as_dict() == serial.as_dict() == both.as_dict()
+    assert alone.to_dict() == serial.to_dict() == both.to_dict()
 
 
 def test_workers_are_started_where_they_are_asked_for(
@@ -93,7 +93,7 @@ def test_workers_are_started_where_they_are_asked_for(
 ) -> None:
     monkeypatch.setattr(TILES, "WORTH", 0)
     found = [discrepancy(*populations, layers=False, **QUICK, **where) for where in ({}, {"workers": 2})]
-    assert found[0].as_dict() == found[1].as_dict()
+    assert found[0].to_dict() == found[1].to_dict()
 
 
 def test_small_tensors_stay_here(populations: tuple[Population, Population]) -> None:

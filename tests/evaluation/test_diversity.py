@@ -158,7 +158,7 @@ def test_places_of_a_segmentation_count_like_examples() -> None:
 def test_the_record_is_plain_and_the_text_readable() -> None:
     found = diversity(MODEL, population_of(5, chain=[0, 0, 1, 1, 1]), INSIDE, ood=OUTSIDE, closest=2)
     record = json.loads(found.to_json())
-    assert record == json.loads(json.dumps(found.record()))
+    assert record == json.loads(json.dumps(found.to_dict()))
     assert record["inside"]["pairs"]["quantiles"]["0.5"] == found.in_distribution.pairs.quantiles[0.5]
     assert sum(record["outside"]["pairs"]["counts"]) == 10
     assert record["closest"][0]["first"] == found.closest[0].first
@@ -192,7 +192,7 @@ def test_what_is_refused() -> None:
         diversity(MODEL, population_of(1), INSIDE)
     with pytest.raises(InputError, match="members >= 2, threshold >= 0"):
         diversity(MODEL, population_of(3), INSIDE, members=1)
-    with pytest.raises(InputError, match='output="values"'):
+    with pytest.raises(InputError, match='quantity="values"'):
         diversity(nn.Linear(4, 1), Population.from_models([nn.Linear(4, 1), nn.Linear(4, 1)]), INSIDE)
     with pytest.raises(InputError, match="a Population or a Posterior"):
         diversity(MODEL, MODEL.state_dict(), INSIDE)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -199,9 +200,9 @@ def test_one_logit_is_two_classes() -> None:
 def test_posteriors_are_drawn_from_and_seeds_decide() -> None:
     given = posterior(MODEL)
     one, two = (evaluate(MODEL, given, DATA, draws=20, seed=3, **QUICK) for _ in range(2))
-    assert one.record() == two.record()
+    assert one.to_dict() == two.to_dict()
     assert one.members == 20
-    assert one.record() != evaluate(MODEL, given, DATA, draws=20, seed=4, **QUICK).record()
+    assert one.to_dict() != evaluate(MODEL, given, DATA, draws=20, seed=4, **QUICK).to_dict()
     assert evaluate(MODEL, given, DATA, **QUICK).members == 100
     # A reference posterior gets other random numbers: two populations of the same posterior are close, but not equal.
     itself = evaluate(MODEL, given, DATA, reference=given, draws=400, **QUICK).reference["total_variation"].value
@@ -275,7 +276,7 @@ def test_calibration_errors_lie_in_their_intervals(whole: Evaluation) -> None:
 
 def test_the_record_is_plain_json(whole: Evaluation) -> None:
     record = json.loads(whole.to_json())
-    assert record == whole.record()
+    assert record == whole.to_dict()
     assert record["inside"]["nll"].keys() == {"value", "low", "high"}
     assert record["detection"]["energy"]["auroc"]["value"] == whole.detection["energy"]["auroc"].value
     settings = {"level": 0.95, "seed": 0, "method": "bca", "resamples": 1000, "bins": 15}
@@ -306,7 +307,7 @@ def test_two_examples_are_enough_and_one_has_no_half() -> None:
         ({"likelihood": "poisson"}, "categorical, bernoulli, gaussian"),
         ({"data": (DATA[0], DATA[1][:5])}, "one target for each of 200 examples"),
         ({"data": (DATA[0], DATA[1] + 3)}, "class numbers from 0 to 3"),
-        ({"data": (DATA[0] * torch.nan, DATA[1])}, "NaN from network 0"),
+        ({"data": (DATA[0] * torch.nan, DATA[1])}, "found NaN or infinity: leave these"),
         ({"likelihood": "bernoulli"}, "one logit per example"),
         ({"data": (DATA[0], DATA[1].float())}, "noise"),
         ({"data": (DATA[0], DATA[1].float()), "ood": OUTSIDE, "noise": 1.0}, "gaussian likelihood"),
@@ -329,3 +330,29 @@ def test_one_column_of_outputs_is_no_classifier() -> None:
         evaluate(model, population(model), DATA)
     with pytest.raises(InputError, match="0 or 1"):
         evaluate(model, population(model), DATA, likelihood="bernoulli")
+
+
+def test_the_figures_hold_the_numbers_of_the_tables(whole: Evaluation) -> None:
+    found = whole.reliability
+    assert found is not None and int(found.count.sum()) == whole.examples
+    gaps = (found.accuracy - found.confidence).abs().nan_to_num() * found.count / whole.examples
+    assert float(gaps.sum()) == pytest.approx(whole.in_distribution["ece"].value)
+    for counts in whole.scores.values():  # every example and every input is in a bin
+        assert (sum(counts.in_distribution), sum(counts.ood)) == (whole.examples, whole.ood_examples)
+    middles = [(a + b) / 2 for a, b in pairwise(whole.scores["msp"].edges)]
+    near, far = whole.scores["msp"].in_distribution, whole.scores["msp"].ood
+    above = sum(a * b * ((y > x) + (y == x) / 2) for x, a in zip(middles, near, strict=True)
+                for y, b in zip(middles, far, strict=True)) / (whole.examples * whole.ood_examples)  # fmt: skip
+    assert above == pytest.approx(whole.detection["msp"]["auroc"].value, abs=0.03)  # bins of 1 / 40
+
+
+def test_the_coverage_curve_goes_through_the_levels_of_the_table() -> None:
+    from onebasin.evaluation.figures import LEVELS
+
+    noise = torch.Generator().manual_seed(0)
+    population = Population.from_stacked({"weight": torch.randn(5, 1, 1, generator=noise).double()})
+    x = torch.randn(60, 1, generator=noise).double()
+    found = evaluate(nn.Linear(1, 1, bias=False).double(), population, (x, x), noise=0.7, n_resamples=20)
+    for level in (0.5, 0.9, 0.95):
+        expected = found.in_distribution[f"coverage_{100 * level:g}"].value
+        assert found.coverage[LEVELS.index(level)] == pytest.approx(expected, abs=1e-9)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, SpecError
+from onebasin.errors import InputError, SlowWarning, SpecError
 from onebasin.functional import population_pass as population
 from onebasin.functional.call import outputs
 from onebasin.functional.losses import losses, score
@@ -84,6 +84,7 @@ def test_outputs_are_those_of_the_module_which_stays_as_it_was(case: Case) -> No
     assert all(torch.equal(state[name], copies[name]) for name in state)
 
 
+@pytest.mark.filterwarnings("ignore::onebasin.errors.SlowWarning")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_population_predicts_like_its_members(case: Case) -> None:
     model = case.build().double()
@@ -117,7 +118,8 @@ def test_a_model_that_cannot_be_vectorised_runs_member_by_member() -> None:
             return x * self.w if self.w.item() > 0 else -x  # vmap has no `item`
 
     population = Population.from_stacked({"w": torch.tensor([[2.0], [-1.0], [3.0]])})
-    found = predictions(Branch(), population, torch.tensor([[1.0], [2.0]]), chunk=2, batch=1)
+    with pytest.warns(SlowWarning, match=r"of Branch in one pass .*item\(\).* one after the other"):
+        found = predictions(Branch(), population, torch.tensor([[1.0], [2.0]]), chunk=2, batch=1)
     assert found.squeeze(-1).tolist() == [[2.0, 4.0], [-1.0, -2.0], [3.0, 6.0]]
 
 
@@ -272,13 +274,17 @@ GOOD = state_of(LINEAR)
             "strip",
         ),
         (lambda: outputs(LINEAR, {**GOOD, "bias": torch.ones(4)}, normal(4, 2)), SpecError, "width"),
-        (lambda: outputs(LINEAR, GOOD, normal(4, 5)), InputError, "shapes and dtypes that its forward expects"),
+        (lambda: outputs(LINEAR, GOOD, normal(4, 5)), InputError, "expects 2 features and was given 5"),
         (lambda: outputs(LINEAR, GOOD, "words"), InputError, "wrap several inputs"),
         (lambda: outputs(LINEAR, GOOD, (normal(4, 2), normal(3, 2))), InputError, "one row per example"),
-        (lambda: outputs(LINEAR, GOOD, normal(0, 2)), InputError, "one row per example"),
+        (lambda: outputs(LINEAR, GOOD, normal(0, 2)), InputError, "the data hold no examples"),
         (lambda: outputs(LINEAR, GOOD, normal(4, 2), batch=0), InputError, "leave batch out"),
-        (lambda: outputs(nn.LSTM(2, 3), state_of(nn.LSTM(2, 3)), normal(4, 1, 2)), InputError, "wrap the model"),
-        (lambda: losses(LINEAR, GOOD, normal(4, 2), torch.zeros(3).long()), InputError, "same length"),
+        (lambda: outputs(nn.LSTM(2, 3), state_of(nn.LSTM(2, 3)), normal(4, 1, 2)), InputError, "give output=0"),
+        (
+            lambda: losses(LINEAR, GOOD, normal(4, 2), torch.zeros(3).long()),
+            InputError,
+            "found 3 targets: give as many",
+        ),
         (lambda: losses(LINEAR, GOOD, normal(4, 2), torch.zeros(4)), InputError, 'choose loss="mse"'),
         (lambda: losses(LINEAR, GOOD, normal(4, 2), torch.full((4,), 3)), InputError, "number the classes from 0"),
         (lambda: losses(LINEAR, GOOD, normal(4, 2), torch.zeros(4), loss="mse"), InputError, "one value per output"),

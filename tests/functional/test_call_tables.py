@@ -86,7 +86,7 @@ def networks(make: Callable[[], Table]) -> tuple[nn.Module, ob.Population, Tenso
 def test_networks_are_evaluated_with_their_own_tables(make: Callable[[], Table]) -> None:
     model, population, expected = networks(make)
     before = {name: value for name, value in vars(model).items() if name in ("cache", "ab", "kept")}
-    torch.testing.assert_close(ob.predict(model, population, X, output="logits"), expected)
+    torch.testing.assert_close(ob.predict(model, population, X, quantity="logits"), expected)
     for index in range(3):
         torch.testing.assert_close(outputs(model, population.member(index), X), expected[index])
     assert {name: value for name, value in vars(model).items() if name in ("cache", "ab", "kept")} == before

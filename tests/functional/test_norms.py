@@ -173,6 +173,7 @@ class Slow(nn.Module):
         return out
 
 
+@pytest.mark.filterwarnings("ignore::onebasin.errors.SlowWarning")
 @pytest.mark.parametrize("build", [Slow, MODELS["1d"][0], Functional])
 def test_many_networks_are_measured_like_one(build: Callable[[], nn.Module]) -> None:
     models, x = built(build, 20), normal(60, 5)
@@ -276,7 +277,7 @@ def test_refusals() -> None:
     model = built(MODELS["1d"][0], 1)[0]
     with pytest.raises(InputError, match="give more examples"):
         refreshed(model, stacked([model]), normal(1, 5))
-    with pytest.raises(InputError, match="Give inputs of the shapes"):
+    with pytest.raises(InputError, match="expects 5 features and was given 4"):
         refreshed(model, stacked([model]), normal(8, 4))
     with pytest.raises(SpecError):
         refreshed(model, stacked([nn.Linear(2, 2)]), normal(8, 5))
@@ -373,7 +374,7 @@ def test_drawn_networks_carry_statistics_of_their_own(problem: Problem, low_rank
     # Drawn and then run, they predict what `predict` says of the same networks.
     one = Population.from_states([drawn.member(0)])
     torch.testing.assert_close(
-        predict(problem.model, one, problem.test[:50], output="values")[0],
+        predict(problem.model, one, problem.test[:50], quantity="values")[0],
         outputs(problem.model, drawn.member(0), problem.test[:50]),
         rtol=1e-4,
         atol=1e-4,
@@ -387,13 +388,13 @@ def test_results_say_that_statistics_are_missing(problem: Problem, low_rank: Pos
         found = evaluate(model, low_rank, data, ood=problem.train[:20], reference=problem.aligned, **quick)
     assert len(seen) == 1  # once, although there were three passes
     assert "averaged running statistics" in found.remarks[-1] and found.remarks[-1] in str(found)
-    assert found.record()["remarks"] == list(found.remarks)
+    assert found.to_dict()["remarks"] == list(found.remarks)
     fresh = evaluate(model, low_rank, data, statistics=problem.train, **quick)
     assert not any("running" in text for text in fresh.remarks)
     assert fresh.in_distribution["accuracy"].value > found.in_distribution["accuracy"].value
     with pytest.warns(StatisticsWarning) as seen:
         spread = diversity(model, low_rank, data[0], ood=problem.train[:20], draws=4)
-    assert len(seen) == 1 and "averaged running statistics" in str(spread) and spread.record()["remarks"]
+    assert len(seen) == 1 and "averaged running statistics" in str(spread) and spread.to_dict()["remarks"]
     assert diversity(model, low_rank, data[0], draws=4, statistics=problem.train[:100]).remarks == ()
     with pytest.raises(InputError, match="whose networks have their own"):
         evaluate(model, problem.aligned, data, statistics=problem.train)
@@ -449,7 +450,7 @@ def test_pruning_measures_the_statistics_of_what_is_left(problem: Problem) -> No
     given = {"by": ["magnitude"], "levels": [0.5]}
     with pytest.warns(StatisticsWarning, match="pruned means of this posterior"):
         plain = pruning_curve(problem.model, posterior, data, **given)
-    assert plain.as_dict()["remarks"] and "averaged running statistics" in str(plain)
+    assert plain.to_dict()["remarks"] and "averaged running statistics" in str(plain)
     found = pruning_curve(problem.model, posterior, data, statistics=problem.train, **given)
     left = ob.prune(posterior, keep=0.5, by="magnitude").apply(posterior.mean)
     own, _ = refreshed_one(problem.model, left, problem.train)
@@ -526,7 +527,7 @@ def test_refinement_tells_how_it_does_around_the_inputs() -> None:
     assert list(told) == ["inputs", "noisy inputs", "mixed inputs", "uniform noise"]
     assert told["inputs"]["agreement"] == 1.0
     direct = fidelity(model, refined, population, x, seed=1)
-    assert {name: own.to_json() for name, own in direct.items()} == told  # the same numbers, whoever asks
+    assert {name: own.to_dict() for name, own in direct.items()} == told  # the same numbers, whoever asks
     goal = predict(model, population, x, average=True)
     own = predict(model, refined, x, average=True, seed=1)
     assert told["inputs"]["total_variation"] == pytest.approx(float(ob.metrics.total_variation(own, goal)))
@@ -548,7 +549,7 @@ def test_low_means_worse_than_a_single_network() -> None:
     found = fidelity(model, wrong, population, x, augment=False)["inputs"]
     assert (found.agreement, found.low) == (0.0, True)
     assert "0.0 % of 40 inputs" in (found.warning("inputs") or "")
-    values = fidelity(model, wrong, population, x, augment=False, output="values")["inputs"]
+    values = fidelity(model, wrong, population, x, augment=False, quantity="values")["inputs"]
     assert values.low and values.agreement is None
     # Mean 8 x of the networks against about -8 x: rms 16 sqrt(mean x^2) in the first of two outputs.
     expected = 16 * float(x.double().square().mean().sqrt()) / math.sqrt(2)
@@ -600,12 +601,12 @@ def test_compact_and_evaluate_say_what_was_measured(run: Run, folder: Path) -> N
     code, out, err = run(*words, "-o", "a.safetensors")
     assert code == 0 and "nothing was measured: give --data or --test" in out
     assert "the running statistics of 1 norms are averages" in out and err == ""
-    told = json.loads((folder / "a.json").read_text())
+    told = json.loads((folder / "a.json").read_text())["record"]["values"]
     assert told["fidelity"] is None and len(told["notes"]) == 2
 
     code, out, err = run(*words, "-o", "b.safetensors", "--data", "train.npz", "--json")
     told = json.loads(out)
-    assert code == 0 and told == json.loads((folder / "b.json").read_text())
+    assert code == 0 and told == json.loads((folder / "b.json").read_text())["record"]["values"]
     assert set(told["fidelity"]) == {"inputs", "noisy inputs", "mixed inputs", "uniform noise"}
     assert told["predictions"]["posterior"]["agreement"] == pytest.approx(told["fidelity"]["inputs"]["agreement"])
     assert "were measured for each draw here" in told["notes"][0]
@@ -616,7 +617,7 @@ def test_compact_and_evaluate_say_what_was_measured(run: Run, folder: Path) -> N
 
     posterior = load_posterior(folder / "b.safetensors")
     assert posterior.own_statistics == ("1.running_mean",)
-    judged = ("evaluate", "model.py:net", "b.safetensors", "test.npz", "--draws", 5, "--resamples", 10)
+    judged = ("evaluate", "model.py:net", "b.safetensors", "test.npz", "--draws", 5, "--n-resamples", 10)
     code, out, err = run(*judged)
     assert code == 0 and err.startswith("warning: draws of the posterior use the averaged running statistics")
     assert err.count("\n") == 1 and "averaged running statistics" in out
@@ -631,7 +632,7 @@ def test_compact_warns_of_a_useless_posterior(run: Run, folder: Path) -> None:
         "compact", "networks", "--raw", "--model", "model.py:net", "-o", "q.safetensors", "--data", "train.npz",
         "--statistics", "none", "--draws", 20,
     )  # fmt: skip
-    told = json.loads((folder / "q.json").read_text())
+    told = json.loads((folder / "q.json").read_text())["record"]["values"]
     own = told["fidelity"]["inputs"]
     assert code == 0 and own["low"] and own["agreement"] < own["single"]
     assert f"agree with the networks on {100 * own['agreement']:.1f} % of 60 inputs" in err

@@ -53,8 +53,10 @@ def test_classification_is_judged_by_probabilities() -> None:
     options = {"draws": 40, "warmup": 30, "leapfrog": 5, "epochs": 5, "chains": 2}
     population = sample(nn.Linear(2, 3), (x, y), "hmc", **options)
     model = nn.Linear(2, 3)
-    guessed, told = (ob.diagnose(model, population, x, outputs=kind, weights=False) for kind in (None, "probabilities"))
-    assert guessed == told != ob.diagnose(model, population, x, outputs="raw", weights=False)
+    guessed, told = (
+        ob.diagnose(model, population, x, quantity=kind, weights=False) for kind in (None, "probabilities")
+    )
+    assert guessed == told != ob.diagnose(model, population, x, quantity="values", weights=False)
     assert guessed.sampler["divergences"] == [0, 0]
 
 
@@ -65,7 +67,7 @@ def test_bad_questions_get_sentences() -> None:
     with pytest.raises(InputError, match="at least 4 draws"):
         ob.diagnose(None, population[[0, 1, 50, 51]])
     with pytest.raises(InputError, match="probabilities"):
-        ob.diagnose(None, population, outputs="logits")
+        ob.diagnose(None, population, quantity="logits")
     with pytest.raises(InputError, match="use sample"):
         approximate(nn.Linear(1, 1), None, "hmc")
 
@@ -87,3 +89,27 @@ def test_approximate_and_sample_tell_the_same_story(method: str) -> None:
         assert float((ratio - 1).abs().max()) < 4 * (2 / 399) ** 0.5
     again = approximate(nn.Linear(1, 1), (x, 2 * x), method, **{**settings, "chunk": None})
     assert torch.equal(again.mean["weight"], posterior.mean["weight"])
+
+
+def test_weights_are_diagnosed_before_and_after_alignment() -> None:
+    """Two chains that are one chain with its units in another order agree only once they are aligned."""
+    model, noise = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 1)), torch.Generator().manual_seed(0)
+    centres = {
+        name: torch.arange(value.numel()).float().reshape(value.shape) for name, value in model.state_dict().items()
+    }
+    base = {name: value + 0.1 * torch.randn(60, *value.shape, generator=noise) for name, value in centres.items()}
+    turned = {"0.weight": 1, "0.bias": 1, "2.weight": 2}  # the axis of hidden units
+    both = {
+        name: torch.cat([value[:30], value[30:].flip(turned[name]) if name in turned else value[30:]])
+        for name, value in base.items()
+    }
+    chains = ob.Population.from_stacked(both, chain=[0] * 30 + [1] * 30)
+    straight = ob.Population.from_stacked(base, chain=[0] * 30 + [1] * 30)
+    found = ob.diagnose(model, chains, torch.ones(4, 2), aligned=straight)
+    assert found.weights["0.weight"].median_rhat > 1.5 > 1.1 > found.aligned["0.weight"].median_rhat
+    assert sum(found.weights["0.weight"].rhats) == 8
+    worst = found.traces[0]
+    assert worst.rhat == pytest.approx(found.functions.worst_rhat)
+    assert [sum(row) for row in worst.ranks] == [30, 30] and len(worst.values[0]) == 30
+    with pytest.raises(InputError, match="same 60 networks"):
+        ob.diagnose(None, chains, aligned=straight[:40])

@@ -144,15 +144,6 @@ class Table(nn.Module):
         return self.weight.expand(len(x), 2, 3)
 
 
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) if self.linear.weight.sum() > 0 else -self.linear(x)
-
-
 class Times(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -175,7 +166,6 @@ STATELESS = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, track_running_stats
         (Noisy(True), (X, Y), {"noise": 0.5}, "random numbers in evaluation"),
         (STATELESS, (X, Y), {"noise": 0.5}, "track_running_stats=True"),
         (Table(), (X, torch.zeros(24, 3, 2)), {"noise": 0.5}, "shape of the targets"),
-        (Branching(), (X, Y), {"noise": 0.5}, "functional_call and vmap"),
         (net(), (X, Y), {"noise": 0.5, "temperature": float("inf")}, "temperature"),
         (net(), (X, Y), {"noise": 0.5, "leapfrog": 2.5}, "a whole number for leapfrog"),
         (net(), (X, Y), {"noise": 0.5, "lr": "fast"}, "a number for lr"),

@@ -92,11 +92,20 @@ def test_a_finished_run_is_returned_and_makes_more_draws(tmp_path: Path) -> None
         assert torch.equal(a.tensor("0.weight"), b.tensor("0.weight"))
 
 
+def test_a_run_of_fewer_chains_than_a_batch_has_is_reopened(tmp_path: Path) -> None:
+    model, data = problem()
+    run = {"chains": 2, "chains_per_batch": 5, "seed": 5, "noise": 0.1, "path": tmp_path / "run", "epochs": 1}
+    first = sample(model, data, "ensemble", **run)
+    assert same(sample(model, data, "ensemble", **run), first)
+
+
 def test_what_cannot_be_resumed_is_refused(tmp_path: Path) -> None:
     model, data = problem()
     options = {"noise": 0.1, "draws": 2, "warmup": 2, "leapfrog": 2, "epochs": 1}
     sample(model, data, "hmc", path=tmp_path / "run", **options)
-    with pytest.raises(InputError, match=r"another seed: 0, found 1 now; give the same .* or choose another path"):
+    with pytest.raises(
+        InputError, match=r"another seed: 0, found 1 now; give the same .* choose another path, or delete it"
+    ):
         sample(model, data, "hmc", path=tmp_path / "run", seed=1, **options)
     with pytest.raises(InputError, match="another noise"):
         sample(model, data, "hmc", path=tmp_path / "run", **{**options, "noise": 0.2})

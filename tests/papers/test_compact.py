@@ -20,7 +20,8 @@ from onebasin_papers.compact.pruning import BORROWED, CRITERIA
 from onebasin_papers.compact.settings import CompactSettings, preset_settings
 from onebasin_papers.compact.table import Score
 from onebasin_papers.compact.transpositions import published_near, sgd
-from onebasin_papers.study import Workspace, mlp, run_study
+from onebasin_papers.problems import mlp
+from onebasin_papers.study import Workspace, run_study
 from onebasin_papers.verdicts import falls, graded, grows, rank_correlation, smaller, survives
 
 REPRODUCED, CAVEAT, NOT = VERDICTS

@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import onebasin as ob
-from onebasin.cli import demo as demo_verb
 from onebasin.errors import InputError, StorageError
 from onebasin.reporting.record import Claim, Column, Figure, Number, Section, Series, Table, read_record
 from onebasin_papers.demo import _LEVELS as LEVELS
 from onebasin_papers.demo import STUDY as DEMO
 from onebasin_papers.demo import preset_settings as demo_settings
 from onebasin_papers.numbers import estimate_number, mean_number
-from onebasin_papers.study import Part, Settings, Study, Workspace, digits_problem, mlp, run_study
+from onebasin_papers.problems import digits_problem, mlp
+from onebasin_papers.study import Part, Settings, Study, Workspace, run_study
 
 Run = Callable[..., tuple[int, str, str]]
 TINY = {"hidden": 6, "members": 4, "epochs": 3, "chains": 2, "draws": 6, "warmup": 8, "leapfrog": 4, "steps": 10,
@@ -173,7 +173,7 @@ def test_the_verb_prints_a_summary_and_the_path_of_the_report(
     run: Run, shown: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, record = shown
-    monkeypatch.setattr(demo_verb, "preset_settings", lambda: replace(demo_settings(), **TINY))
+    monkeypatch.setattr("onebasin_papers.demo.preset_settings", lambda: replace(demo_settings(), **TINY))
     code, out, _ = run("demo", "--output", folder)
     assert code == 0
     assert out.splitlines()[-1] == str(folder / "report.html")

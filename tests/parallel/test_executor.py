@@ -204,7 +204,7 @@ def test_a_shard_that_kills_everybody_is_given_up() -> None:
 
 
 def test_nobody_is_left_behind() -> None:
-    with executor_for({"workers": 2}) as executor:
+    with executor_for(2) as executor:
         workers = set(executor.map(pid, range(8), shared=0.05))
     for _ in range(100):
         alive = [worker for worker in workers if Path(f"/proc/{worker}").exists()]
@@ -316,7 +316,7 @@ def test_workers_need_not_be_where_we_are(
 def test_ray_changes_not_one_bit(mixed: ob.Population, symmetry: ob.Symmetry, tmp_path: Path) -> None:
     pytest.importorskip("ray")
     here = everything(mixed, symmetry, tmp_path / "here")
-    with executor_for({"executor": "local", "workers": 2}) as executor:
+    with executor_for(2, "local") as executor:
         there = everything(mixed, symmetry, tmp_path / "there", executor=executor)
         (tmp_path / "0").touch()
         assert list(executor.map(die, range(8), shared=str(tmp_path))) == list(range(8))

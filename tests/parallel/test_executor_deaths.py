@@ -278,12 +278,12 @@ def test_a_population_is_found_from_another_folder(
 def test_workers_are_counted_in_whole_numbers(workers: Any) -> None:
     with pytest.raises(InputError, match="whole number"):
         open_executor(workers)
-    with pytest.raises(InputError, match="whole number"), executor_for({"workers": workers}):
+    with pytest.raises(InputError, match="whole number"), executor_for(workers):
         pass
 
 
 def test_an_open_executor_stays_open(two: Executor) -> None:
-    with executor_for({"executor": two, "workers": 1}) as executor:
+    with executor_for(1, two) as executor:
         assert executor is two
     assert list(two.map(lambda shared, shard: shard, [1], shared=None)) == [1]
 

@@ -170,7 +170,7 @@ def test_a_torch_file_without_a_network(tmp_path, content):
 
 def test_files_that_are_something_else(tmp_path):
     (tmp_path / "page.pt").write_text("<html>404</html>")
-    with pytest.raises(StorageError, match="copy it again"):
+    with pytest.raises(StorageError, match="is a text: give the file that torch"):
         Population.open(tmp_path / "page.pt")
     with zipfile.ZipFile(tmp_path / "zip.pth", "w") as archive:
         archive.writestr("readme", "hello")

@@ -146,7 +146,9 @@ def test_archives_out_of_order_are_read_again_with_a_small_buffer(
 
     monkeypatch.setattr("onebasin.population.archive.tar_files", counted)
     held = 3 * len(save(network(0)))
-    monkeypatch.setattr("onebasin.population.archive.ordered_networks.__kwdefaults__", {"spec": None, "buffer": held})
+    monkeypatch.setattr(
+        "onebasin.population.archive.ordered_networks.__kwdefaults__", {"spec": None, "dtype": None, "buffer": held}
+    )
     import_networks(path, tmp_path / "out")
     assert numbers_in(tmp_path / "out") == list(range(9))
     assert len(read) == 2 + 3  # the first network, the names, and passes with 4, 4 and 1 networks

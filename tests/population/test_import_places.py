@@ -132,7 +132,7 @@ def test_verbs_take_patterns(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         ["compact", pattern, "-o", tmp_path / "q.safetensors", *named],
         ["compare", f"{pattern}#0", f"{pattern}#3", *named],
         ["compare", pattern, tmp_path / "aligned", *named],
-        ["evaluate", f"{model}:net", pattern, f"{data}:data", "--resamples", "20"],
+        ["evaluate", f"{model}:net", pattern, f"{data}:data", "--n-resamples", "20"],
         ["prune", f"{model}:net", f"{pattern}#1", "--keep", "0.5"],
     ]
     for command in commands:

@@ -230,8 +230,8 @@ def test_an_empty_selection_is_a_population(tmp_path):
 
 def test_repr_tells_a_person(tmp_path):
     networks().save(tmp_path / "p")
-    assert repr(networks(1)) == "Population of 1 network: 2 tensors, 7 weights each, float32/int64, 0.0 MB in memory"
-    assert repr(Population.open(tmp_path / "p")).endswith(f"0.0 MB at {tmp_path / 'p'}")
+    assert networks(1).title == "Population of 1 network: 2 tensors, 7 weights each, float32/int64, 0.0 MB in memory"
+    assert Population.open(tmp_path / "p").title.endswith(f"0.0 MB at {tmp_path / 'p'}")
 
 
 def test_unknown_tensor_is_named():
@@ -292,29 +292,6 @@ def test_a_matrix_of_all_members():
     assert torch.equal(matrix, torch.stack([flatten(state) for state in population]))
     assert same(Population.from_flat(matrix, model).stacked(), population.stacked())
     assert population[:0].to_flat().shape == (0, matrix.shape[1])
-
-
-def test_draws_for_arviz_and_back():
-    chain = torch.tensor([1, 0, 1, 0])
-    population = networks(4, chain=chain)
-    draws = population.to_arviz()
-    assert draws["w"].shape == (2, 2, 3, 2)
-    assert draws["n"].tolist() == [[0, 2], [1, 3]]  # chain 1 comes first
-    assert networks(4).to_arviz()["w"].shape == (1, 4, 3, 2)
-    again = Population.from_arviz(draws)
-    assert again.chain.tolist() == [0, 0, 1, 1]
-    assert again.tensor("n").tolist() == [0, 2, 1, 3]
-
-    class Group:
-        data_vars = draws
-
-    class Tree:
-        posterior = Group
-
-    assert same(Population.from_arviz(Tree).stacked(), again.stacked())
-    with pytest.raises(InputError, match=r"equal length, found \{0: 2, 1: 1\}"):
-        networks(3, chain=[0, 0, 1]).to_arviz()
-    assert {name: array.shape for name, array in population[:0].to_arviz().items()} == {"w": (0, 0, 3, 2), "n": (0, 0)}
 
 
 def test_facts_about_where_members_are(tmp_path):

@@ -118,7 +118,7 @@ def test_the_scales_are_those_of_a_search_over_all() -> None:
         assert least * (1 - 1e-3) < float(value) <= least * (1 + 1e-9)
     assert found.kl_by == found.wasserstein_by == "order, signs and the closest scales"
     assert "by order, signs and the closest scales" in str(found)
-    assert found.to_json()["kl_by"] == "order, signs and the closest scales"
+    assert found.to_dict()["kl_by"] == "order, signs and the closest scales"
 
 
 @pytest.mark.parametrize("objective", ["kl", "wasserstein"])

@@ -1,6 +1,7 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from scipy.stats import chi2
 from torch import Tensor, nn
 from torch.distributions import Categorical, MixtureSameFamily, MultivariateNormal
 
+import onebasin as ob
 from onebasin.errors import InputError, SpecError, StorageError
 from onebasin.posterior.families import covariance_class
 from onebasin.posterior.gaussian import Block, Covariance, Diagonal, Full, Gaussian, Kronecker, LowRank, Partial
@@ -299,3 +301,28 @@ def test_a_provenance_that_is_no_json_is_refused(tmp_path: Path) -> None:
     odd = Posterior(good.components, good.weights, good.layout, good.buffers, {"model": object()})
     with pytest.raises(InputError, match="plain JSON"):
         odd.save(tmp_path / "odd.safetensors")
+
+
+def test_a_map_of_one_layer_averages_what_is_too_large() -> None:
+    noise = torch.Generator().manual_seed(0)
+    population = ob.Population.from_stacked({
+        "conv.weight": torch.randn(3, 400, 2, 1, 3, generator=noise).double(), "bias": torch.randn(3, 4).double(),
+    })  # fmt: skip
+    posterior = ob.fit(population)
+    found = ob.layer_map(posterior, "conv.weight")
+    mean, std = found.grids
+    assert mean.shape == std.shape == (200, 6)  # out by in * k * k, two rows in a cell
+    whole = population.tensor("conv.weight").mean(0).flatten(1)
+    torch.testing.assert_close(mean, (whole[::2] + whole[1::2]) / 2)
+    assert "400 x 6 weights are averaged to 200 x 6" in str(found)
+    assert "Each cell is one weight" in str(ob.layer_map(posterior, "bias"))
+    with pytest.raises(ob.errors.InputError, match=r"\(conv.weight, bias\), found 'weight'"):
+        ob.layer_map(posterior, "weight")
+
+
+def test_many_tensors_are_cut_in_text_and_whole_in_the_data_frame() -> None:
+    tensors = {f"t{number}": torch.randn(4, 1 + number % 7).double() for number in range(45)}
+    found = ob.fit(ob.Population.from_stacked(tensors))
+    assert "16 more rows: to_dataframe" in str(found) and len(found.to_dataframe("tensors")) == 46
+    frame = found.to_dataframe("tensors").set_index("tensor")
+    assert frame.loc["t5", "sigma median"] == pytest.approx(float(np.median(tensors["t5"].std(0).numpy())))

@@ -272,7 +272,7 @@ def test_compact_does_not_say_that_predictions_are_kept_where_they_are_not(run: 
     known = ("--model", f"{stock}/models.py:net", "--raw", "--refine", "--steps", 1)
     data = ("--data", stock / "data.npz", "--test", stock / "data.npz")
     code, out, _ = run("compact", stock / "nets", "-o", output, *known, *data)
-    rows = json.loads(output.with_suffix(".json").read_text())["predictions"]
+    rows = json.loads(output.with_suffix(".json").read_text())["record"]["values"]["predictions"]
     assert code == 0 and rows["posterior"]["total_variation"] > 0.1
     assert "the predictions are kept" not in out
 
@@ -280,5 +280,5 @@ def test_compact_does_not_say_that_predictions_are_kept_where_they_are_not(run: 
 def test_compact_tells_the_share_at_the_prior_beside_what_chance_gives(run: Run, stock: Path) -> None:
     output = stock / "r.safetensors"
     _, out, _ = run("compact", stock / "nets", "-o", output, "--model", f"{stock}/models.py:net", "--prior", 2)
-    expected = json.loads(output.with_suffix(".json").read_text())["prior"]["expected"]
+    expected = json.loads(output.with_suffix(".json").read_text())["record"]["values"]["prior"]["expected"]
     assert f"{100 * expected:.1f} %" in out  # "a share is only read right beside the one that such draws would give"

@@ -86,13 +86,14 @@ def test_members_average_and_pieces(members: int, chunk: int, batch: int) -> Non
     networks = population_of(model, members, dtype=torch.float64)
     expected = one_by_one(model, networks, INPUTS)
     for output, exact in (("logits", expected), ("values", expected), ("probabilities", expected.softmax(2))):
-        found = predict(model, networks, INPUTS, output=output, chunk=chunk, batch=batch)
+        found = predict(model, networks, INPUTS, quantity=output, chunk=chunk, batch=batch)
         assert found.dtype == torch.float64
         torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-12)
-        mean = predict(model, networks, INPUTS, output=output, average=True, chunk=chunk, batch=batch)
+        mean = predict(model, networks, INPUTS, quantity=output, average=True, chunk=chunk, batch=batch)
         torch.testing.assert_close(mean, exact.mean(0), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::onebasin.errors.SlowWarning")
 @pytest.mark.parametrize("name", ["tied_autoencoder_tanh", "resnet_bn", "encoder_tied", "lstm_bidirectional"])
 def test_models_with_tied_weights_running_statistics_and_loops(name: str) -> None:
     case = CASES[name]
@@ -101,11 +102,12 @@ def test_models_with_tied_weights_running_statistics_and_loops(name: str) -> Non
     expected = one_by_one(model, networks, inputs)
     torch.testing.assert_close(predict(model, networks, inputs, chunk=2), expected.softmax(2), rtol=1e-4, atol=1e-5)
     posterior = posterior_of(model, 0.0, components=2)
-    found = predict(model, posterior, inputs, output="values", draws=4, chunk=3, statistics=False)
+    found = predict(model, posterior, inputs, quantity="values", draws=4, chunk=3, statistics=False)
     centres = Population.from_states([population_of(model, 2, seed=9).member(index) for index in (0, 0, 1, 1)])
     torch.testing.assert_close(found, one_by_one(model, centres, inputs), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::onebasin.errors.SlowWarning")
 def test_a_model_that_cannot_be_vectorised() -> None:
     class Branch(nn.Module):
         def __init__(self) -> None:
@@ -116,10 +118,11 @@ def test_a_model_that_cannot_be_vectorised() -> None:
             return x * self.w if self.w[0].item() > 0 else -x  # vmap has no `item`
 
     networks = Population.from_stacked({"w": torch.tensor([[2.0, 1.0], [-1.0, 1.0], [3.0, 1.0]])})
-    found = predict(Branch(), networks, torch.tensor([[1.0, 2.0]]), output="values", chunk=1)
+    found = predict(Branch(), networks, torch.tensor([[1.0, 2.0]]), quantity="values", chunk=1)
     assert found.squeeze(1).tolist() == [[2.0, 2.0], [-1.0, -2.0], [3.0, 2.0]]
 
 
+@pytest.mark.filterwarnings("ignore::onebasin.errors.SlowWarning")
 def test_torch_is_asked_once_whether_it_can_vectorise(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -214,11 +217,11 @@ def test_classes_on_axis_one_of_a_network_that_speaks_about_places() -> None:
 def test_what_is_refused() -> None:
     model = mlp()
     networks = population_of(model, 2)
-    with pytest.raises(InputError, match='always 1, so ask for output="values"'):
+    with pytest.raises(InputError, match='always 1, so ask for quantity="values"'):
         predict(mlp(1), population_of(mlp(1), 2), INPUTS)
-    assert predict(mlp(1), population_of(mlp(1), 2), INPUTS, output="values").shape == (2, 11, 1)
-    with pytest.raises(InputError, match="expected output to be one of probabilities, logits, values"):
-        predict(model, networks, INPUTS, output="probs")  # type: ignore[arg-type]
+    assert predict(mlp(1), population_of(mlp(1), 2), INPUTS, quantity="values").shape == (2, 11, 1)
+    with pytest.raises(InputError, match="expected quantity to be one of probabilities, logits, values"):
+        predict(model, networks, INPUTS, quantity="probs")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="a chunk has at least 1 network, found 0"):
         predict(model, networks, INPUTS, chunk=0)
     with pytest.raises(InputError, match="a batch has at least 1 example, found 0"):
@@ -275,7 +278,7 @@ def test_outputs_without_an_axis_of_examples(sizes: dict[str, int]) -> None:
 
     model = Total(4, 3)
     with pytest.raises(InputError, match="one row of outputs for each"):
-        predict(model, population_of(model, 3), INPUTS, output="values", **sizes)  # type: ignore[arg-type]
+        predict(model, population_of(model, 3), INPUTS, quantity="values", **sizes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("sizes", [{"chunk": 2.0}, {"batch": 2.5}, {"chunk": -1}])

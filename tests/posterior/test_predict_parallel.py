@@ -111,13 +111,13 @@ def test_running_statistics_do_not_depend_on_who_measures_them(two: Executor) ->
     model = convolutions()
     posterior, more = posterior_of(model), torch.randn(50, 1, 8, 8, generator=seeded(4))
     found = [
-        predict(model, posterior, IMAGES, draws=7, chunk=3, statistics=more, output="values", **where)
+        predict(model, posterior, IMAGES, draws=7, chunk=3, statistics=more, quantity="values", **where)
         for where in everywhere(two)
     ]
     assert all(torch.equal(found[0], other) for other in found[1:])
-    other = predict(model, posterior, IMAGES, draws=7, chunk=7, statistics=more, output="values")
+    other = predict(model, posterior, IMAGES, draws=7, chunk=7, statistics=more, quantity="values")
     torch.testing.assert_close(found[0], other, rtol=1e-4, atol=1e-4)
-    assert not torch.allclose(other, predict(model, posterior, IMAGES, draws=7, statistics=False, output="values"))
+    assert not torch.allclose(other, predict(model, posterior, IMAGES, draws=7, statistics=False, quantity="values"))
 
 
 @pytest.mark.parametrize("sizes", [{}, {"chunk": 3, "batch": 10}])
@@ -126,7 +126,7 @@ def test_a_population(two: Executor, stored: Population, place: str, sizes: Any)
     whole = population_of(mlp(), 70)
     population = {"memory": whole, "backwards": whole[::-1], "disk": stored}[place]
     expected, *others = (
-        predict(mlp(), population, INPUTS, output="logits", **where, **sizes) for where in everywhere(two)
+        predict(mlp(), population, INPUTS, quantity="logits", **where, **sizes) for where in everywhere(two)
     )
     assert all(torch.equal(expected, found) for found in others)
     expected, *others = (
@@ -141,6 +141,7 @@ def test_progress_is_told_in_order(two: Executor, stored: Population) -> None:
     assert told == [(done, 70, "networks") for done in (16, 32, 48, 64, 70)]
 
 
+@pytest.mark.filterwarnings("ignore::onebasin.errors.SlowWarning")
 @pytest.mark.parametrize("name", ["encoder_tied", "lstm_bidirectional", "resnet_bn"])
 def test_models_of_all_kinds(two: Executor, name: str) -> None:
     model, inputs = CASES[name].build(), CASES[name].inputs()
@@ -158,6 +159,7 @@ class Branch(nn.Module):
         return x[:, :3] * self.w if self.w[0].item() > 0.5 else -x[:, :3]  # vmap has no `item`
 
 
+@pytest.mark.filterwarnings("ignore::onebasin.errors.SlowWarning")
 def test_a_model_that_cannot_be_vectorised(two: Executor) -> None:
     population = Population.from_stacked({"w": torch.rand(9, 3, generator=seeded(0))})
     expected, *others = (predict(Branch(), population, INPUTS, chunk=2, batch=9, **where) for where in everywhere(two))
@@ -221,7 +223,7 @@ def test_evaluations(two: Executor, stored: Population) -> None:
     targets = torch.randint(3, (37,), generator=seeded(5))
     extra: Any = {"ood": OUTSIDE, "reference": posterior_of(mlp()), "draws": 40, "n_resamples": 20}
     expected, *others = (
-        evaluate(mlp(), stored, (INPUTS, targets), **extra, **where).record() for where in everywhere(two)
+        evaluate(mlp(), stored, (INPUTS, targets), **extra, **where).to_dict() for where in everywhere(two)
     )
     assert all(found == expected for found in others)
 
@@ -230,7 +232,7 @@ def test_evaluations_of_values(two: Executor) -> None:
     line = nn.Linear(5, 1)
     population, data = population_of(line, 40), (INPUTS, INPUTS.sum(1, keepdim=True))
     expected, *others = (
-        evaluate(line, population, data, noise=0.5, n_resamples=20, **own).record() for own in everywhere(two)
+        evaluate(line, population, data, noise=0.5, n_resamples=20, **own).to_dict() for own in everywhere(two)
     )
     assert all(found == expected for found in others)
 
@@ -384,7 +386,7 @@ def test_the_command_line_and_a_model_in_a_package(tmp_path: Path, run: Run) -> 
     for workers in (1, 2):
         code, out, error = run(
             *("evaluate", f"{folder / 'net.py'}:net", tmp_path / "population", tmp_path / "test.npz", "--json"),
-            *("--workers", workers, "--resamples", 20),
+            *("--workers", workers, "--n-resamples", 20),
         )
         assert not code, error
         records.append(json.loads(out))

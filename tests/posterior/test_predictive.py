@@ -44,8 +44,8 @@ def test_a_summary_is_that_of_all_members_at_once(members: int, chunk: int, size
 @given(first=st.integers(1, 6), second=st.integers(1, 6), output=st.sampled_from(["probabilities", "values"]))
 def test_networks_are_added_in_blocks_of_any_size(first: int, second: int, output: str) -> None:
     population = population_of(first + second)
-    logits = predict(MODEL, population, INPUTS, output="logits")
-    blocks, whole = Predictive(output), Predictive.of(MODEL, population, INPUTS, output=output)
+    logits = predict(MODEL, population, INPUTS, quantity="logits")
+    blocks, whole = Predictive(output), Predictive.of(MODEL, population, INPUTS, quantity=output)
     for block in (logits[:first], logits[first:]):
         blocks.add(block)
     assert blocks.members == whole.members == first + second
@@ -59,13 +59,13 @@ def test_networks_are_added_in_blocks_of_any_size(first: int, second: int, outpu
 def test_the_mean_alone_is_that_of_what_predict_returns() -> None:
     population = population_of(7).to(dtype=torch.float32)
     for output in ("probabilities", "values"):
-        every = predict(MODEL, population, INPUTS, output=output)
-        alone = Predictive.of(MODEL, population, INPUTS, output=output, mean_only=True).mean
+        every = predict(MODEL, population, INPUTS, quantity=output)
+        alone = Predictive.of(MODEL, population, INPUTS, quantity=output, mean_only=True).mean
         torch.testing.assert_close(alone, every.double().mean(0), rtol=1e-14, atol=1e-15)
     layer = nn.Linear(1, 1)  # a mean of infinite values is infinite, not NaN
     weights = {"weight": torch.zeros(3, 1, 1), "bias": torch.tensor([[torch.inf], [1.0], [2.0]])}
     assert (
-        float(predict(layer, Population.from_stacked(weights), torch.zeros(1, 1), output="values", average=True))
+        float(predict(layer, Population.from_stacked(weights), torch.zeros(1, 1), quantity="values", average=True))
         == torch.inf
     )
 
@@ -75,7 +75,7 @@ def test_values_far_from_zero_keep_their_variance() -> None:
     layer = nn.Linear(1, 1)
     bias = 1e8 + torch.tensor([[-1.0], [0.0], [1.0]], dtype=torch.float64)
     population = Population.from_stacked({"weight": torch.zeros(3, 1, 1, dtype=torch.float64), "bias": bias})
-    found = Predictive.of(layer, population, torch.zeros(2, 1), output="values")
+    found = Predictive.of(layer, population, torch.zeros(2, 1), quantity="values")
     torch.testing.assert_close(found.variance(), torch.ones(2, 1, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
@@ -87,9 +87,9 @@ def test_equal_networks_have_no_mutual_information() -> None:
 
 
 def test_what_is_refused() -> None:
-    values = Predictive.of(MODEL, population_of(1), INPUTS, output="values")
+    values = Predictive.of(MODEL, population_of(1), INPUTS, quantity="values")
     for name in ("mutual_information", "entropy", "expected_entropy", "log_mean", "logits"):
-        with pytest.raises(InputError, match='predict with output="probabilities"'):
+        with pytest.raises(InputError, match='predict with quantity="probabilities"'):
             getattr(values, name)
     with pytest.raises(InputError, match="at least one network to average over"):
         _ = Predictive().mean
@@ -101,4 +101,4 @@ def test_what_is_refused() -> None:
         Predictive.of(MODEL, Population.from_stacked(broken), INPUTS)
     broken["2.bias"][2] = torch.inf
     with pytest.raises(InputError, match="found infinity from network 2"):
-        Predictive.of(MODEL, Population.from_stacked(broken), INPUTS, output="values")
+        Predictive.of(MODEL, Population.from_stacked(broken), INPUTS, quantity="values")

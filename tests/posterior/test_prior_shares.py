@@ -58,8 +58,8 @@ def test_weights_that_left_the_prior_are_not_counted() -> None:
     assert found.tensors == {"a": 0.5, "b": 0.5}  # moved; narrowed; and 2.3 and 0 of 2
     assert found.total == 0.5
     assert found.expected == 1.0 and found.networks is None
-    assert found.to_json()["tensors"] == {"a": 0.5, "b": 0.5}
-    assert "50.00%" in str(found) and "exact moments" in str(found)
+    assert found.to_dict()["tensors"] == {"a": 0.5, "b": 0.5}
+    assert "50.00% of the weights" in str(found) and "exact moments" in str(found)
     assert prior_shares(posterior, 1.0, tolerance=0.6).tensors["a"] == 1.0
     shifted = prior_shares(posterior, 1.0, networks=37)
     assert shifted.networks == 37 and "37 draws" in str(shifted)

@@ -99,7 +99,7 @@ def test_the_table_and_the_record_say_the_same() -> None:
     rows = [line.split() for line in str(found).splitlines()]
     assert [row[0] for row in rows[2:]] == ["50", "1"]
     content = json.loads(found.to_json())
-    assert content == json.loads(json.dumps(found.as_dict()))
+    assert content == json.loads(json.dumps(found.to_dict()))
     for column, by in enumerate(("snr", "sigma"), start=1):
         stored = [point["accuracy"] for point in content["criteria"][by]]
         assert stored == list(found.accuracy(by))

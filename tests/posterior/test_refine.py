@@ -213,9 +213,9 @@ def test_values_match_mean_and_spread() -> None:
     population = around(model, seed=5, width=0.15)
     inputs = torch.linspace(-2, 2, 120)[:, None]
     fitted = fit(population)
-    refined = refine(model, fitted, population, inputs[::2], output="values", steps=300, noise=0)
+    refined = refine(model, fitted, population, inputs[::2], quantity="values", steps=300, noise=0)
     goal, before, after = (
-        predict(model, q, inputs[1::2], output="values", draws=500) for q in (population, fitted, refined)
+        predict(model, q, inputs[1::2], quantity="values", draws=500) for q in (population, fitted, refined)
     )
     for statistic in (Tensor.mean, Tensor.std):
         error = [(statistic(each, 0) - statistic(goal, 0)).square().mean() for each in (before, after)]
@@ -327,6 +327,7 @@ class Branching(nn.Module):
         return y if float(y.sum().detach()) > 0 else 2 * y
 
 
+@pytest.mark.filterwarnings("ignore::onebasin.errors.SlowWarning")
 def test_models_that_cannot_be_vectorised_are_run_one_by_one() -> None:
     model = Branching()
     stacked = {name: torch.stack([value, -value]).requires_grad_() for name, value in model.state_dict().items()}
@@ -344,7 +345,7 @@ def test_models_that_cannot_be_vectorised_are_run_one_by_one() -> None:
         ({"steps": 0}, "steps to be a whole number >= 1"),
         ({"lr": 0.0}, "lr > 0"),
         ({"start": float("nan")}, "start > 0"),
-        ({"output": "logits"}, '"values"'),
+        ({"quantity": "logits"}, '"values"'),
     ],
 )
 def test_bad_options_are_refused(
@@ -372,3 +373,24 @@ def test_one_width_per_tensor_only() -> None:
     shape = LowRank(bell.scale, bell.factor)
     moving = RefinedParameters(Posterior.equal([Gaussian(bell.centre, shape)], coordinates, [{}]), ScaleParameters, 0.5)
     assert [len(parameter) for parameter in moving.parameters] == [2, 2]
+
+
+def test_layers_whose_fused_inference_has_no_gradient_are_refined() -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(4, 1, 4, 0.0, batch_first=True)
+            self.head = nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.layer(x).mean(1))
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Encoder().eval()
+    population = around(model, 6, 0.05)
+    inputs = torch.randn(8, 3, 4, generator=torch.Generator().manual_seed(1))
+    before = torch.backends.mha.get_fastpath_enabled()
+    refined = refine(model, fit(population, model=model), population, inputs, steps=2, draws=2, batch=4)
+    assert torch.backends.mha.get_fastpath_enabled() == before
+    assert not torch.equal(refined.mean["head.bias"], fit(population).mean["head.bias"])

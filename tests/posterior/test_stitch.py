@@ -71,7 +71,7 @@ def test_distance_in_a_common_basin_is_that_before_the_move(model: nn.Module, sy
     assert float(found.wasserstein_after) == pytest.approx(float(exact[1]), rel=1e-9)
     assert float(found.kl_before) > 10 * float(found.kl_after)
     assert float(found.wasserstein_before) > 2 * float(found.wasserstein_after)
-    assert found.to_json()["kl_after"]["method"] == "closed form"
+    assert found.to_dict()["kl_after"]["method"] == "closed form"
     assert "common basin" in str(found)
 
 

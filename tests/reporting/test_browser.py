@@ -48,6 +48,9 @@ const look = (frame) => {
     panels: [...page.querySelectorAll("svg.panel")].map(box),
     texts: [...page.querySelectorAll("h1, h2, h3, p, dd, .claim, .command, .scroll, .badge")].map(box),
     scripts: page.scripts.length,
+    wide: [...page.querySelectorAll(".scroll")].map((part) => [
+      part.scrollWidth > part.clientWidth + 1, box(part.nextElementSibling)[3] > 0,
+    ]),
   };
 };
 Promise.all(Object.entries(pages).flatMap(([name, text]) => [1280, 400].map((width) => new Promise((done) => {
@@ -128,6 +131,12 @@ def test_nothing_is_wider_than_the_window(seen: dict[str, Any]) -> None:
         for left, right, _, _ in found["texts"]:
             assert left >= 0 and right <= width + 0.5
         assert len(found["texts"]) > 30
+
+
+def test_tables_that_are_wider_than_the_page_say_so(seen: dict[str, Any]) -> None:
+    for _, found in both(seen, "sample", "hostile"):
+        assert all(hidden == hinted for hidden, hinted in found["wide"])
+    assert any(hidden for hidden, _ in seen["sample-400"]["wide"])
 
 
 def test_every_figure_is_visible(seen: dict[str, Any]) -> None:

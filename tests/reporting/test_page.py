@@ -400,12 +400,38 @@ def test_the_verb_takes_several_runs(call: Verb, tmp_path: Path) -> None:
 
 
 def test_the_verb_refuses_what_is_no_run(call: Verb, tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="there is no record"):
+    with pytest.raises(StorageError, match="holds nothing that can be shown"):
         call(tmp_path)
+    with pytest.raises(StorageError, match=r"there is no .*nothing\.json"):
+        call(tmp_path / "nothing.json")
     (tmp_path / "record.json").write_text(json.dumps({"format": "x", "record": encode(tiny())}))
     with pytest.raises(StorageError, match="should be a onebasin record"):
         call(tmp_path)
     assert call()[0] == 2
+
+
+@pytest.mark.parametrize("number", [3, 40])
+def test_points_carry_their_names(number: int) -> None:
+    """Each point has its label on hover, a gap has none; few are written, too."""
+    names = tuple(f"chain {place} <b>" for place in range(number))
+    heights = (None, *(float(place) for place in range(1, number)))
+    series = Series("networks", tuple(map(float, range(number))), heights, labels=names)
+    root = ElementTree.fromstring(inline_svg(Panel("points", "", Axis("x"), Axis("y"), (series,)), "p", "?"))
+    assert [title.text for dot in root.iter("use") for title in dot.iter("title")] == list(names[1:])
+    written = [text.text for text in root.iter("text") if text.text in names]
+    assert written == (list(names[1:]) if number == 3 else [])
+
+
+def test_labels_are_as_many_as_points() -> None:
+    with pytest.raises(InputError, match="1 labels for 2 points"):
+        Series("networks", (0.0, 1.0), (0.0, 1.0), labels=("a",))
+
+
+def test_an_interval_is_shown_instead_of_an_error() -> None:
+    number = Number(0.5, low=0.48, high=0.53)
+    assert error_text(number, Column("NLL", digits=2)) == "[0.48, 0.53]"
+    cells = [number, Number(0.54, low=0.5, high=0.58), Number(0.9, low=0.89, high=0.91)]
+    assert best_rows(Column("NLL", better="lower"), cells) == {0, 1}
 
 
 def test_style_and_script_come_with_the_package() -> None:

@@ -196,8 +196,8 @@ def test_tensors_that_overlap_in_memory_stay_where_they_are() -> None:
     ("model", "inputs", "remedy"),
     [
         (lambda x: x, torch.ones(2, 3), "wrap functions in a module"),
-        (nn.Linear(3, 2), torch.ones(2, 5), "shapes and dtypes"),
-        (nn.Linear(3, 2), "text", "wrap several inputs"),
+        (nn.Linear(3, 2), torch.ones(2, 5), "expects 3 features and was given 5"),
+        (nn.Linear(3, 2), "text", "found the text"),
         (nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)), torch.ones(0, 3), "give other inputs"),
         (nn.DataParallel(nn.Linear(3, 2)), torch.ones(2, 3), "model.module"),
     ],

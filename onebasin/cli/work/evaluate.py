@@ -1,0 +1,90 @@
+"""Evaluate: scores of networks on data, each with its interval, as tables and as a record."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from onebasin.cli import data as examples
+from onebasin.cli.networks import build, open_population_or_posterior
+from onebasin.cli.options import check_output
+from onebasin.cli.progress import progress_bar
+from onebasin.cli.records import as_json as text_of_values
+from onebasin.cli.records import record_of
+from onebasin.errors import InputError
+from onebasin.evaluation import evaluate as assess
+from onebasin.functional import kind_of_targets
+from onebasin.posterior import Posterior
+from onebasin.reporting import write_record
+
+_GIVEN = ("likelihood", "noise", "draws", "n_resamples", "confidence_level", "bins")
+
+
+def evaluate(
+    *,
+    model: str,
+    population: Path,
+    data: str,
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+    places: dict[str, Any],
+    **options: Any,
+) -> None:
+    """Evaluate the average prediction of POPULATION on DATA."""
+    if output is not None:
+        check_output(output, force)
+    ood, reference, limit, seed = (options[name] for name in ("ood", "reference", "limit", "seed"))
+    given = {name: options[name] for name in _GIVEN if options[name] is not None}
+    if "noise" in given:
+        given["noise"] = _noise(given["noise"])
+    network = build(model, seed)
+    networks = open_population_or_posterior(population, network, options["dtype"])
+    other = None if reference is None else open_population_or_posterior(reference, network, options["dtype"])
+    pair = examples.read_pair(data, limit, options["sources"])
+    if options["statistics"] is not None:
+        given["statistics"] = examples.read(
+            options["statistics"], limit=limit, targets=False, sources=options["sources"]
+        ).inputs
+    far = None
+    if ood is not None:
+        far = examples.read(ood, limit=limit, targets=False, sources=options["sources"]).inputs
+    kind = kind_of_targets(pair[1], given.get("likelihood"), given.get("noise"))
+    first = networks.mean if isinstance(networks, Posterior) else networks.member(0)
+    examples.check_fit(network, first, *pair, loss="cross-entropy" if kind == "categorical" else "")
+    for inputs in (far, given.get("statistics")):
+        if inputs is not None:
+            examples.check_fit(network, first, inputs)
+    with progress_bar(f"evaluating {population}") as show:
+        evaluation = assess(
+            network,
+            networks,
+            pair,
+            ood=far,
+            reference=other,
+            seed=seed,
+            progress=show,
+            **places,
+            **given,
+        )
+    facts = {"model": model, "population": population, "data": data, "outside": ood, "reference": reference}
+    facts["statistics"] = options["statistics"]
+    given_text = {name: None if value is None else str(value) for name, value in facts.items()}
+    values = {"given": given_text, **evaluation.to_dict()}
+    if output is not None:
+        title = f"Evaluation of {population} on {data}"
+        write_record(record_of("evaluation", title, [], values, evaluation), output)
+    page = str(evaluation) if output is None else f"{evaluation}\n\n{output}"
+    click.echo(text_of_values(values) if as_json else page)
+
+
+def _noise(text: str) -> float | str:
+    """A standard deviation, or the word learned.
+
+    >>> _noise("0.5"), _noise("learned")
+    (0.5, 'learned')
+    """
+    try:
+        return "learned" if text == "learned" else float(text)
+    except ValueError as error:
+        raise InputError(f"expected --noise to be a number or learned, found {text!r}: give 0.1") from error

@@ -1,0 +1,165 @@
+"""Tables and figures of a population: what it holds, its weights, the norm of each network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from onebasin.population.writer import block_members
+from onebasin.reporting import (
+    Column,
+    Figure,
+    Number,
+    Record,
+    Series,
+    Table,
+    largest_first,
+    one_panel,
+    result_record,
+)
+from onebasin.state import State, dtype_name, trained_parameters
+
+if TYPE_CHECKING:
+    from onebasin.population.population import Population
+
+MEMBERS = 500  # networks that a figure reads, at most
+_TENSORS, _BINS, _WIDE = 6, 48, 4.5  # tensors of a histogram, its bins, and its reach in standard deviations
+_LEGEND, _WRITTEN = 12, 24  # chains with a name in the legend, and points that have a short name
+
+
+def population_record(population: Population, title: str, *, figures: bool = True) -> Record:
+    """The record of a population; without figures no weight is read.
+
+    Args:
+        population: the networks.
+        title: one line about them.
+        figures: draw weights and norms of at most `MEMBERS` networks, fewer where they are large.
+    """
+    spec = population.spec
+    tensors = largest_first(spec.items(), lambda item: item[1].size)
+    rows = tuple(
+        (name, " x ".join(map(str, one.shape)) or "scalar", dtype_name(one.dtype), Number(one.size))
+        for name, one in tensors
+    )
+    heads = (Column("tensor"), Column("shape"), Column("dtype"), Column("numbers", "in one network", digits=0))
+    items: list[Table | Figure] = [Table("tensors", "What does each network hold?", heads, rows)]
+    chains = dict[int, int]()
+    text = "The networks are not divided into chains."
+    if population.chain is not None:
+        numbers, counts = population.chain.unique(return_counts=True)
+        chains = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+        known = {chain: count for chain, count in chains.items() if chain >= 0}
+        lengths = f"{min(known.values())} to {max(known.values())}" if len(set(known.values())) > 1 else None
+        text = f"{len(known):,} chains of {lengths or next(iter(known.values()), 0)} networks."
+        table = tuple(
+            (chain_name(chain), Number(count)) for chain, count in largest_first(chains.items(), lambda item: item[1])
+        )
+        items.append(Table("chains", "Which chains are there?", (Column("chain"), Column("networks", digits=0)), table))
+    if figures and len(population):
+        items += _figures(population)
+    return result_record(
+        "population",
+        title,
+        text,
+        items,
+        values={
+            "members": len(population),
+            "chains": chains,
+            "tensors": {name: {"shape": list(one.shape), "dtype": dtype_name(one.dtype)} for name, one in spec.items()},
+            "where": population.where,
+            "provenance": dict(population.provenance),
+        },
+    )
+
+
+def _figures(population: Population) -> Iterator[Figure]:
+    """Weights by tensor and the norm of each network, of networks that are spread evenly over the population."""
+    names = [name for name in trained_parameters(population.spec) if population.spec[name].size]
+    if not names:
+        return
+    count = min(len(population), MEMBERS, block_members(population.spec))
+    rows = torch.linspace(0, len(population) - 1, count, dtype=torch.float64).round().long()
+    part = population[rows].select(*names)
+    block = {name: _wide(value) for name, value in part.stacked().items()}
+    what = f"{count:,} of {len(population):,} networks, evenly spread" if count < len(population) else "all networks"
+    series, spread = _histograms(block)
+    yield one_panel(
+        "weights",
+        "How are the weights distributed?",
+        f"Weights of {what}, by tensor; their root mean square is {spread:.3g}."
+        + (f" The {_TENSORS} largest of {len(names)} tensors." if len(names) > _TENSORS else ""),
+        "histogram",
+        "weight",
+        "share of the weights",
+        series=series,
+    )
+    norms = torch.stack([value.square().flatten(1).sum(1).cpu() for value in block.values()]).sum(0).sqrt()
+    finite = norms.isfinite()
+    yield one_panel(
+        "norms",
+        "Are the networks equally large?",
+        f"Euclidean norm of all weights of {what}"
+        + (f": {float(norms[finite].min()):.4g} to {float(norms[finite].max()):.4g}." if bool(finite.any()) else "."),
+        "points",
+        "network, in the order of the population",
+        "norm of its weights",
+        series=chain_series(rows.tolist(), part.chain, rows.double(), norms),
+    )
+
+
+def _wide(value: Tensor) -> Tensor:
+    return (value.abs() if value.is_complex() else value).double()
+
+
+def _histograms(block: State) -> tuple[tuple[Series, ...], float]:
+    """Shares of the weights of the largest tensors in bins of their own common range, and the root mean square."""
+    values = [(name, value[value.isfinite()]) for name, value in block.items()]
+    shown = largest_first(values, lambda item: item[1].numel(), _TENSORS)[:_TENSORS]
+    spread = float(torch.cat([value for _, value in values]).square().mean().sqrt()) if values else 0.0
+    ends = [(float(value.min()), float(value.max())) for _, value in shown if value.numel()]
+    reach = _WIDE * max((float(value.square().mean().sqrt()) for _, value in shown if value.numel()), default=1.0)
+    low = max(min((low for low, _ in ends), default=-1.0), -reach)
+    high = min(max((high for _, high in ends), default=1.0), reach)
+    low, high = (low, high) if low < high else (low - 0.5, low + 0.5)
+    edges = tuple((low + (high - low) * torch.arange(_BINS + 1, dtype=torch.float64) / _BINS).tolist())
+    series = tuple(
+        Series(name, edges, tuple((value.cpu().histc(_BINS, low, high) / max(1, value.numel())).tolist()))
+        for name, value in shown
+    )
+    return series, spread
+
+
+def chain_name(chain: int) -> str:
+    """A chain by its number; below zero nothing is known."""
+    return f"chain {chain}" if chain >= 0 else "chain unknown"
+
+
+def chain_series(members: Sequence[int], chain: Tensor | None, x: Tensor, y: Tensor) -> tuple[Series, ...]:
+    """Points of networks, a series with a colour of its own for each chain; values that are not finite leave gaps.
+
+    Args:
+        members: number of each network, for its label.
+        chain: chain of each network, or None.
+        x: places (networks,), finite.
+        y: values (networks,).
+    """
+    numbers = [0] * len(members) if chain is None else chain.tolist()
+    chains = list(dict.fromkeys(numbers))
+    few = len(members) <= _WRITTEN
+    series = []
+    for shade, one in enumerate(chains):
+        rows = [row for row, number in enumerate(numbers) if number == one]
+        of = "" if chain is None else f", {chain_name(one)}"
+        series.append(
+            Series(
+                "" if chain is None or len(chains) > _LEGEND else chain_name(one),
+                tuple(float(x[row]) for row in rows),
+                tuple(float(y[row]) if bool(y[row].isfinite()) else None for row in rows),
+                shade=shade,
+                labels=tuple(f"{members[row]}" if few else f"network {members[row]}{of}" for row in rows),
+            )
+        )
+    return tuple(series)

@@ -1,0 +1,193 @@
+"""Wrong inputs all over the public interface: each is refused in one sentence, before the work where that counts."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import onebasin as ob
+
+X = torch.randn(12, 3, generator=torch.Generator().manual_seed(5))
+Y = torch.arange(12) % 2
+CALLS: list[int] = []
+
+
+class Net(nn.Sequential):
+    """Notes the number of examples of each call: wrong labels should be found before all networks run."""
+
+    def __init__(self, hidden: int = 4) -> None:
+        super().__init__(nn.Linear(3, hidden), nn.Tanh(), nn.Linear(hidden, 2))
+
+    def forward(self, input: Tensor) -> Tensor:
+        CALLS.append(len(input))
+        return super().forward(input)
+
+
+def networks(count: int = 6) -> ob.Population:
+    models = []
+    for seed in range(count):
+        with ob.global_seed(seed):
+            models.append(Net())
+    return ob.Population.from_models(models, chain=torch.arange(count) % 2)
+
+
+MODEL, P = Net(), networks()
+SYMMETRY = ob.discover(MODEL, X[:2])
+Q = ob.fit(P)
+DATA = (X, Y)
+CONV = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(2, 2))
+ROW = tuple[str, Callable[[], Any], str]
+
+
+def rows() -> list[ROW]:
+    """What is called, and the sentence that it deserves."""
+    posterior = "expected a Population, found Posterior: draw networks from it, as posterior.draw"
+    symmetry = r"expected a Symmetry, found Net: discover it, as onebasin\.discover\(model, inputs\)"
+    order = "the order is model, networks, data"
+    hot = r"expected class numbers \(12,\), found one-hot targets \(12, 2\): give targets.argmax\(1\)"
+    labels = "expected class numbers from 0 to 1, found 0 to 2"
+    wide = r"could not be called with \(float32\[\d+x5\]\): one of its layers expects 3 features and was given 5"
+    return [
+        # networks
+        ("a posterior in discrepancy", lambda: ob.discrepancy(P, Q), posterior),  # type: ignore[arg-type]
+        ("a posterior in align", lambda: ob.align(Q, SYMMETRY), posterior),  # type: ignore[arg-type]
+        ("a posterior in diagnose", lambda: ob.diagnose(None, Q), posterior),  # type: ignore[arg-type]
+        ("a model in discrepancy", lambda: ob.discrepancy(P, MODEL), "several modules with Population.from_models"),
+        ("a list in align", lambda: ob.align([MODEL], SYMMETRY), "expected a Population, found list"),
+        ("a model for a symmetry", lambda: ob.align(P, MODEL), symmetry),  # type: ignore[arg-type]
+        ("a model for a symmetry in match", lambda: ob.match(P[0], P[1], MODEL), symmetry),  # type: ignore[arg-type]
+        ("a model for a symmetry in verify", lambda: ob.verify(MODEL, MODEL, X), symmetry),  # type: ignore[arg-type]
+        ("a model for a symmetry in merge", lambda: ob.merge(None, P, MODEL), symmetry),  # type: ignore[arg-type]
+        ("dicts in from_models", lambda: ob.Population.from_models([P[0]]), "state dicts to Population.from_states"),
+        ("numbers in from_models", lambda: ob.Population.from_models([X]), "found Tensor at place 0: give modules"),
+        ("modules in from_states", lambda: ob.Population.from_states([MODEL]), "or use Population.from_models"),
+        ("vectors in from_states", lambda: ob.Population.from_states([X]), "or use Population.from_flat"),
+        ("a factory in from_flat", lambda: ob.Population.from_flat(np.zeros((2, 5)), Net), r"a module, as Net\(\)"),
+        ("two architectures", lambda: ob.Population.from_models([Net(), Net(5)]), "member 1, compared with member 0"),
+        ("a list of networks", lambda: ob.predict(MODEL, [P[0]], X), "a Population or a Posterior, found list"),
+        ("a population as an end", lambda: ob.barrier(MODEL, P, P[0], DATA), r"as population\[0\]"),
+        # the order of arguments
+        ("swapped in predict", lambda: ob.predict(P, MODEL, X), f"found a Population: {order}"),
+        ("swapped in evaluate", lambda: ob.evaluate(P, MODEL, DATA), f"found a Population: {order}"),
+        ("swapped in sample", lambda: ob.sample(DATA, MODEL), f"found a tuple: {order}"),
+        ("swapped in discover", lambda: ob.discover(X, MODEL), f"found a Tensor: {order}"),
+        ("a class for a model", lambda: ob.discover(Net, X), r"found the class Net: call it, as Net\(\)"),
+        ("a model for data", lambda: ob.evaluate(MODEL, P, MODEL), f"expected data, found the module Net: {order}"),
+        ("a model for inputs", lambda: ob.predict(MODEL, P, MODEL), f"expected inputs, found the module Net: {order}"),
+        ("networks for data", lambda: ob.evaluate(MODEL, P, P), f"expected data, found a Population: {order}"),
+        # data
+        ("a text for data", lambda: ob.sample(MODEL, "digits"), r"found the text 'digits': load data first"),
+        ("a text for inputs", lambda: ob.discover(MODEL, "x"), "expected inputs, found the text 'x'"),
+        ("numbers in a list", lambda: ob.predict(MODEL, P, [[1.0, 2.0, 3.0]]), r"give torch.tensor\(inputs\)"),
+        ("inputs alone", lambda: ob.sample(MODEL, X), r"a pair \(inputs, targets\), found a tensor \(12, 3\)"),
+        ("three things", lambda: ob.evaluate(MODEL, P, (X, Y, Y)), "a pair .* found a tuple of 3"),
+        ("no examples", lambda: ob.evaluate(MODEL, P, (X[:0], Y[:0])), "the data hold no examples"),
+        ("no examples in predict", lambda: ob.predict(MODEL, P, X[:0]), "the data hold no examples"),
+        ("no examples in sample", lambda: ob.sample(MODEL, (X[:0], Y[:0])), "the data hold no examples"),
+        ("a shorter half", lambda: ob.evaluate(MODEL, P, (X, Y[:7])), "each of 12 examples, found 7 targets"),
+        ("a shorter half in barrier", lambda: ob.barrier(MODEL, P[0], P[1], (X, Y[:7])), "of 12 examples, found 7"),
+        ("NaN", lambda: ob.evaluate(MODEL, P, (X * torch.nan, Y)), "found NaN or infinity: leave these examples out"),
+        ("texts in an array", lambda: ob.predict(MODEL, P, np.array(["a"])), "found an array of <U1"),
+        ("one hot", lambda: ob.evaluate(MODEL, P, (X, torch.eye(2)[Y].long())), hot),
+        ("one hot, floats", lambda: ob.evaluate(MODEL, P, (X, torch.eye(2)[Y])), hot),
+        ("one hot in sample", lambda: ob.sample(MODEL, (X, torch.eye(2)[Y].long())), hot),
+        ("one hot in barrier", lambda: ob.barrier(MODEL, P[0], P[1], (X, torch.eye(2)[Y].long())), hot),
+        ("a third class", lambda: ob.evaluate(MODEL, P, (X, torch.arange(12) % 3)), labels),
+        ("a third class in sample", lambda: ob.sample(MODEL, (X, torch.arange(12) % 3)), labels),
+        (
+            "a third class far behind",
+            lambda: ob.losses(MODEL, P[0], X, torch.tensor([0] * 11 + [2]), batch=2),
+            labels,
+        ),
+        ("five features", lambda: ob.predict(MODEL, P, torch.zeros(4, 5)), wide),
+        ("five features in discover", lambda: ob.discover(MODEL, torch.zeros(4, 5)), wide),
+        ("five features in sample", lambda: ob.sample(MODEL, (torch.zeros(12, 5), Y)), wide),
+        (
+            "three colours",
+            lambda: ob.predict(CONV, ob.Population.from_models([CONV, CONV]), torch.zeros(2, 3, 3, 3)),
+            r"one of its layers expects 1 channels and was given 3",
+        ),
+        ("bytes", lambda: ob.predict(MODEL, P, X.byte()), r"uint8 and its weights torch.float32; convert .*/ 255"),
+        ("bytes in discover", lambda: ob.discover(MODEL, X.byte()), r"as inputs\.float\(\) / 255"),
+        ("bytes in sample", lambda: ob.sample(MODEL, (X.byte().numpy(), Y)), r"as inputs\.float\(\) / 255"),
+        # metrics
+        ("a list in ece", lambda: ob.metrics.ece([[0.5, 0.5]], Y), "a tensor or an array in ece, found a list"),
+        ("a text in rhat", lambda: ob.metrics.rhat("x"), "in rhat, found a str"),
+        ("logits in ece", lambda: ob.metrics.ece(X.numpy(), Y.numpy()), r"give softmax\(logits\), not logits"),
+        # words
+        ("an old word", lambda: ob.predict(MODEL, P, X, output="values"), "write quantity='values'"),
+        ("no such quantity", lambda: ob.predict(MODEL, P, X, quantity="logit"), "expected quantity to be one of"),
+        ("raw in diagnose", lambda: ob.diagnose(None, P, quantity="raw"), 'give quantity="values"'),
+    ]  # fmt: skip
+
+
+ROWS = rows()
+
+
+@pytest.mark.parametrize(("call", "sentence"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_a_wrong_input_gets_its_sentence(call: Callable[[], Any], sentence: str) -> None:
+    CALLS.clear()
+    with pytest.raises(ob.OnebasinError, match=sentence) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text and 20 < len(text) < 300
+    assert not re.search(r"Traceback|object at 0x|NoneType", text)
+    assert sum(CALLS) <= 40  # a trial with a few examples, never every network on everything
+
+
+def test_labels_are_checked_before_the_networks_run() -> None:
+    """400 networks on all examples would be 4,800 rows; a look at one network takes a few."""
+    many = ob.Population.concatenate([networks(2)] * 200)
+    for data in ((X, torch.arange(12) % 3), (X, torch.eye(2)[Y].long())):
+        CALLS.clear()
+        with pytest.raises(ob.OnebasinError):
+            ob.evaluate(MODEL, many, data)
+        assert sum(CALLS) < 12
+
+
+def test_files_that_hold_something_else(tmp_path: Path) -> None:
+    text = tmp_path / "notes.pt"
+    text.write_text("learning rate 0.1, it worked\n" * 3)
+    with pytest.raises(ob.errors.StorageError, match=r"expected a torch file, but .*notes.pt is a text: give the file"):
+        ob.Population.open(text)
+    stored = Q.save(tmp_path / "posterior.safetensors")
+    with pytest.raises(ob.errors.StorageError, match=r"found a posterior: open it with ob.load_posterior"):
+        ob.Population.open(stored)
+    ob.prune(Q, keep=0.5).save(tmp_path / "masks.safetensors")
+    with pytest.raises(ob.errors.StorageError, match=r"expected a network in .*masks"):
+        ob.Population.open(tmp_path / "masks.safetensors")
+    assert len(ob.load_posterior(stored).mean) == 4
+
+
+def test_metrics_take_arrays_and_give_what_tensors_give() -> None:
+    generator = torch.Generator().manual_seed(6)
+    p = torch.rand(2, 4, 3, generator=generator, dtype=torch.float64).softmax(-1)
+    mean, y, z = p.mean(0), torch.tensor([0, 2, 1, 1]), torch.randn(4, generator=generator, dtype=torch.float64)
+    draws = torch.randn(2, 8, generator=generator, dtype=torch.float64)
+    m = ob.metrics
+    given: dict[str, tuple[Tensor, ...]] = {
+        "ece": (mean, y), "ace": (mean, y), "accuracy": (mean, y), "nll": (mean, y), "brier": (mean, y),
+        "best_temperature": (mean.log(), y), "agreement": (mean, p[0]), "total_variation": (mean, p[0]),
+        "entropy": (mean,), "predictive_entropy": (p,), "expected_entropy": (p,), "mutual_information": (p,),
+        "auroc": (z, z + 1), "aupr": (z, z + 1), "fpr95": (z, z + 1), "msp": (mean,), "max_logit": (p,),
+        "energy": (p,), "rhat": (draws,), "ess": (draws,), "mcse": (draws,), "ebfmi": (draws,), "pearson": (z, z**2),
+        "spearman": (z, z**2), "kendall_tau": (z, z**2), "ranks": (z,), "pairwise_mutual_information": (p,),
+        "weighted_mean": (z,), "entropy_score": (mean,),
+    }  # fmt: skip
+    for name, tensors in given.items():
+        function = getattr(m, name)
+        expected, found = function(*tensors), function(*(tensor.numpy() for tensor in tensors))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+    again = m.ece(mean.numpy(), targets=y.numpy(), weights=np.ones(4))
+    assert again == m.ece(mean, y, weights=torch.ones(4))
+
+
+def test_a_loader_is_evaluated() -> None:
+    loader = DataLoader(TensorDataset(X, Y), batch_size=5)
+    assert str(ob.evaluate(MODEL, P, loader)) == str(ob.evaluate(MODEL, P, DATA))
