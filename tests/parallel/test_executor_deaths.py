@@ -146,8 +146,9 @@ def test_threads_share_one_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_workers_that_are_just_starting_do_not_hear_an_interrupt() -> None:
     script = (
-        "import time\n"
+        "import signal, time\n"
         "from onebasin.parallel import open_executor\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs inherit it ignored
         "try:\n"
         "    with open_executor(2) as cluster:\n"
         "        print(flush=True)\n"
