@@ -7,7 +7,7 @@ from onebasin.inference.journal import inspect_run, is_run, read_definition
 from onebasin.inference.kernel import ChainPlan, Draws, Info, Kernel, Method, Stage, StepIndex
 from onebasin.inference.laplace_torch import from_laplace
 from onebasin.inference.likelihood import LearnedNoise, bernoulli, categorical, choose, learned_gaussian
-from onebasin.inference.methods import HMC, MCLMC, METHODS, SGHMC, SWAG, VI, Dropout, Ensemble, Laplace
+from onebasin.inference.methods import HMC, MCLMC, METHODS, SGHMC, SWAG, VI, BatchEnsemble, Dropout, Ensemble, Laplace
 from onebasin.inference.sample import sample
 from onebasin.inference.seeds import Streams, derived, generator
 from onebasin.inference.start import fresh
@@ -23,6 +23,7 @@ __all__ = [
     "SGHMC",
     "SWAG",
     "VI",
+    "BatchEnsemble",
     "ChainPlan",
     "Diagnosis",
     "Draws",

@@ -37,7 +37,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "swag": {"draws": 3, "collect": 4, "rank": 2, **TRAINING},
     "laplace": {"draws": 3, **TRAINING},
     "dropout": {"draws": 3, "dropout": 0.2, **TRAINING},
+    "batchensemble": {"members": 3, **TRAINING},
 }
+DRAWS = {method: options.get("draws", options.get("members")) for method, options in OPTIONS.items()}
 
 
 def drawn(method: str, **options: Any) -> Population:
@@ -70,8 +72,8 @@ def test_all_methods_are_here() -> None:
 @pytest.mark.parametrize("method", list(OPTIONS))
 def test_neither_chunks_nor_the_disk_change_draws(method: str, tmp_path: Path) -> None:
     whole = reference(method)
-    assert len(whole) == 5 * OPTIONS[method]["draws"] and bool(torch.isfinite(whole.log_density).all())
-    assert sorted(whole.chain.tolist()) == sorted(list(range(5)) * OPTIONS[method]["draws"])
+    assert len(whole) == 5 * DRAWS[method] and bool(torch.isfinite(whole.log_density).all())
+    assert sorted(whole.chain.tolist()) == sorted(list(range(5)) * DRAWS[method])
     assert_same(whole, drawn(method, chunk=1))
     assert_same(whole, drawn(method, chunk=2, path=tmp_path / "run"))
 

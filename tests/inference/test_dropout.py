@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from onebasin.errors import InputError
 from onebasin.functional.call import global_seed
 from onebasin.inference.kernel import ChainPlan, Draws, StepIndex
-from onebasin.inference.methods.dropout import Dropout, dropping, factor
+from onebasin.inference.layers import columns
+from onebasin.inference.methods.dropout import Dropout, dropping
 from onebasin.inference.seeds import Streams
 from onebasin.inference.start import first_networks
 from onebasin.inference.target import Target, target_of
@@ -304,8 +305,8 @@ def test_training_and_drawing_work_together() -> None:
 def test_folding_knows_groups() -> None:
     model = nn.Sequential(nn.Conv1d(2, 4, 1), nn.Dropout1d(0.5), nn.Conv1d(4, 6, 2, groups=2), nn.Flatten()).double()
     kernel = kernel_of(Dropout().plan(target_of(model, (numbers(8, 2, 3), numbers(8, 12)), noise=1.0)))
-    columns = factor(kernel.places[0], kernel.outputs.model.get_submodule("2"), torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    assert columns is not None and columns[:, :, 0].tolist() == [[1.0, 2.0]] * 3 + [[3.0, 4.0]] * 3
+    factor = columns(kernel.outputs.model.get_submodule("2"), torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    assert factor is not None and factor[:, :, 0].tolist() == [[1.0, 2.0]] * 3 + [[3.0, 4.0]] * 3
     assert_folded(kernel, model)
 
 

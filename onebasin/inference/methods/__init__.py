@@ -1,6 +1,7 @@
 """Inference methods, one per file, and the list of those that a word stands for."""
 
 from onebasin.inference.kernel import Method
+from onebasin.inference.methods.batchensemble import BatchEnsemble
 from onebasin.inference.methods.dropout import Dropout
 from onebasin.inference.methods.ensemble import Ensemble
 from onebasin.inference.methods.hmc import HMC
@@ -19,6 +20,7 @@ METHODS: dict[str, type[Method]] = {
     "swag": SWAG,
     "laplace": Laplace,
     "dropout": Dropout,
+    "batchensemble": BatchEnsemble,
 }
 
-__all__ = ["HMC", "MCLMC", "METHODS", "SGHMC", "SWAG", "VI", "Dropout", "Ensemble", "Laplace"]
+__all__ = ["HMC", "MCLMC", "METHODS", "SGHMC", "SWAG", "VI", "BatchEnsemble", "Dropout", "Ensemble", "Laplace"]

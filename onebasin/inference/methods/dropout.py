@@ -17,19 +17,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._pytree import tree_unflatten
 
 from onebasin.errors import InputError
 from onebasin.functional import Call, moved, tracked
 from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex, check_counts
+from onebasin.inference.layers import WEIGHTED, columns, few, input_units, ran, sampled_weight
 from onebasin.inference.seeds import Streams, generator
-from onebasin.inference.target import Outputs, ParameterLayout, Target, judged
+from onebasin.inference.target import Outputs, Target, judged
 from onebasin.inference.training import TrainedMethod
 from onebasin.state import State
 
@@ -37,7 +37,7 @@ _CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 _CLOSE = 1e-9  # of the outputs' largest entry: float64 leaves room for the order of sums only
 
 
-_EXAMPLES = 4  # on which masks are proved to be foldable
+_KINDS = (_DropoutNd, *WEIGHTED)
 Dropping = float | Mapping[str, float]
 
 
@@ -64,7 +64,7 @@ class Dropout(TrainedMethod):
         """Train with dropout, then draw masks."""
         if target.outputs is None:
             raise InputError("dropout needs data to train on, found none: give data=(inputs, targets)")
-        model, call = target.outputs.model, _few(target)
+        model, call = target.outputs.model, few(target)
         places = own_places(model, call)
         if places and self.dropout is not None:
             raise InputError(
@@ -77,7 +77,7 @@ class Dropout(TrainedMethod):
             places = new_places(model, call, 0.1 if self.dropout is None else self.dropout)
             trained = dropping(target, target.outputs, places)
         for place in places:
-            _weight(target.layout, place)
+            sampled_weight(target.layout, place.layer, "dropout")
         prove(model, places, call, generator(0, "dropout", "proof"))
         kernel = DropoutKernel(target, target.outputs, tuple(places))
         stages = (self.training(trained, optimum=True), Stage("dropout", kernel, 0))
@@ -114,15 +114,15 @@ class MaskPlace:
 def own_places(model: nn.Module, call: Call) -> list[MaskPlace]:
     """The places of the model's own dropout layers, each with the linear or convolution layer that runs next."""
     places = []
-    ran = list(_ran(model, call))
-    for index, (name, module, shape) in enumerate(ran):
+    order = list(ran(model, call, _KINDS))
+    for index, (name, module, shape) in enumerate(order):
         if not isinstance(module, _DropoutNd) or not module.p:
             continue
         if not isinstance(module, (nn.Dropout, *_CHANNELS)) or module.p >= 1:
             raise _impossible(name, f"it is {type(module).__name__} with p={module.p}")
-        if sum(other is module for _, other, _ in ran) > 1:
+        if sum(other is module for _, other, _ in order) > 1:
             raise _impossible(name, "it runs more than once")
-        following = [other for other, layer, _ in ran[index + 1 :] if not isinstance(layer, _DropoutNd)]
+        following = [other for other, layer, _ in order[index + 1 :] if not isinstance(layer, _DropoutNd)]
         if not following:
             raise _impossible(name, "no linear or convolution layer runs after it")
         own = shape[1:] if isinstance(module, nn.Dropout) else (shape[1], *[1] * (len(shape) - 2))
@@ -132,7 +132,7 @@ def own_places(model: nn.Module, call: Call) -> list[MaskPlace]:
 
 def new_places(model: nn.Module, call: Call, rates: Dropping) -> list[MaskPlace]:
     """Places before linear and convolution layers: before all but the first, or those that names or patterns choose."""
-    layers = {name: module for name, module, _ in _ran(model, call) if not isinstance(module, _DropoutNd)}
+    layers = {name: module for name, module, _ in ran(model, call)}
     named = rates if isinstance(rates, Mapping) else dict.fromkeys(list(layers)[1:], rates)
     for key, rate in named.items():
         if not 0 <= rate < 1:
@@ -155,22 +155,6 @@ def new_places(model: nn.Module, call: Call, rates: Dropping) -> list[MaskPlace]
     return places
 
 
-def factor(place: MaskPlace, layer: nn.Module, mask: Tensor) -> Tensor | None:
-    """What the layer's weight is multiplied by for a mask (units,), or None where shapes forbid it."""
-    if isinstance(layer, nn.Linear):
-        if layer.in_features % place.units:
-            return None
-        return mask.repeat_interleave(layer.in_features // place.units)
-    assert isinstance(layer, _ConvNd)
-    if layer.in_channels != place.units:
-        return None
-    ones = [1] * len(layer.kernel_size)
-    if layer.transposed:
-        return mask.reshape(-1, 1, *ones)
-    groups = mask.reshape(layer.groups, -1).repeat_interleave(layer.out_channels // layer.groups, 0)
-    return groups.reshape(layer.out_channels, -1, *ones)
-
-
 def prove(model: nn.Module, places: list[MaskPlace], call: Call, generator: torch.Generator) -> None:
     """Raise `InputError` unless masked units and multiplied columns give the same outputs at every place.
 
@@ -184,8 +168,8 @@ def prove(model: nn.Module, places: list[MaskPlace], call: Call, generator: torc
         mask = replace(place, rate=0.5).mask(generator).to(device)
         mask[0], mask[-1] = 2.0, 0.0  # something is kept, and something dropped
         layer = wide.get_submodule(place.layer)
-        columns = factor(place, layer, mask)
-        if columns is None:
+        factor = columns(layer, mask)
+        if factor is None:
             reason = f"it drops {place.units} units of shape {place.shape}, which are not the inputs of {place.layer}"
             raise _impossible(place.module, reason)
         with torch.no_grad():
@@ -193,7 +177,7 @@ def prove(model: nn.Module, places: list[MaskPlace], call: Call, generator: torc
                 expected = wide(*arguments, **options)
             weight = layer.get_parameter("weight")
             before = weight.clone()
-            weight.mul_(columns)
+            weight.mul_(factor)
             found = wide(*arguments, **options)
             weight.copy_(before)
         if not bool((found - expected).abs().max() <= _CLOSE * expected.abs().max()):
@@ -221,27 +205,8 @@ def training_hook(place: MaskPlace) -> Callable[[nn.Module, tuple[Any, ...]], tu
 
 def _inputs(layer: nn.Module) -> tuple[int, ...]:
     """Shape of a mask on the inputs of one example: features on the last axis, channels on the first."""
-    if isinstance(layer, nn.Linear):
-        return (layer.in_features,)
-    assert isinstance(layer, _ConvNd)
-    return (layer.in_channels, *[1] * len(layer.kernel_size))
-
-
-def _ran(model: nn.Module, call: Call) -> Iterator[tuple[str, nn.Module, tuple[int, ...]]]:
-    """Dropout, linear and convolution layers in the order in which they run, with the shapes of their inputs."""
-    found: list[tuple[str, nn.Module, tuple[int, ...]]] = []
-    handles = [
-        module.register_forward_pre_hook(lambda own, given, name=name: found.append((name, own, tuple(given[0].shape))))
-        for name, module in model.named_modules()
-        if isinstance(module, _DropoutNd | nn.Linear | _ConvNd)
-    ]
-    try:
-        with torch.no_grad():
-            model.eval()(*call[0], **call[1])
-    finally:
-        for handle in handles:
-            handle.remove()
-    yield from found
+    ones = [1] * len(layer.kernel_size) if isinstance(layer, _ConvNd) else []
+    return (input_units(layer), *ones)
 
 
 @contextmanager
@@ -322,9 +287,9 @@ class DropoutKernel:
             for name, shape in zip(layout.names, layout.shapes, strict=True)
         }
         for place in self.places:
-            columns = factor(place, self.outputs.model.get_submodule(place.layer), place.mask(stream))
-            assert columns is not None  # proved
-            parts[_weight(layout, place)] *= columns
+            factor = columns(self.outputs.model.get_submodule(place.layer), place.mask(stream))
+            assert factor is not None  # proved
+            parts[sampled_weight(layout, place.layer, "dropout")] *= factor
         return torch.cat([part.reshape(-1) for part in parts.values()])
 
 
@@ -332,7 +297,7 @@ def _check_other_randomness(target: Target) -> None:
     """Raise for a model that is random in training mode although it has no dropout layer: its masks cannot be seen."""
     position = target.layout.join({name: value[None] for name, value in _weights_of(target).items()})
     buffers = target.buffers_for(1)
-    rows = torch.arange(min(_EXAMPLES, target.examples), device=position.device)
+    rows = torch.arange(min(4, target.examples), device=position.device)
     found = [float(target(position, buffers, rows, training=True, seed=seed).log_likelihood[0]) for seed in (0, 1)]
     if found[0] != found[1]:
         raise InputError(
@@ -353,21 +318,3 @@ def dropping(target: Target, outputs: Outputs, places: list[MaskPlace]) -> Targe
     for place in places:
         called.model.get_submodule(place.layer).register_forward_pre_hook(training_hook(place))
     return replace(target, one=judged(called, likelihood), outputs=called, _functions={})
-
-
-def _few(target: Target) -> Call:
-    """The model's arguments for a few training examples."""
-    call, _ = tree_unflatten([leaf[:_EXAMPLES] for leaf in target.leaves], target.structure)
-    return cast(Call, call)
-
-
-def _weight(layout: ParameterLayout, place: MaskPlace) -> str:
-    """Name of the sampled tensor that a place multiplies."""
-    name = f"{place.layer}.weight" if place.layer else "weight"
-    first = layout.tied.get(name, name)
-    if first not in layout.names:
-        raise InputError(
-            f"expected {name} among the trained tensors to fold dropout into, found it frozen or made of others: train "
-            f"it, or drop nothing before {place.layer}"
-        )
-    return first
