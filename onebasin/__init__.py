@@ -52,7 +52,9 @@ if TYPE_CHECKING:
     from onebasin.functional import columns, global_seed, losses
     from onebasin.inference import (
         HMC,
+        LPBNN,
         MCLMC,
+        MIMO,
         SGHMC,
         SWAG,
         VI,
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
         Ensemble,
         Laplace,
         LearnedNoise,
+        Masksembles,
         Method,
         Mixing,
         WeightDiagnostics,
@@ -148,7 +151,9 @@ _HOMES = {
     ),
     "inference": (
         "HMC",
+        "LPBNN",
         "MCLMC",
+        "MIMO",
         "SGHMC",
         "SWAG",
         "VI",
@@ -157,6 +162,7 @@ _HOMES = {
         "Ensemble",
         "Laplace",
         "LearnedNoise",
+        "Masksembles",
         "Method",
         "Mixing",
         "WeightDiagnostics",
@@ -219,7 +225,9 @@ _PACKAGES = ("data", "errors", "examples", "metrics", "parallel", "reporting", "
 __all__ = [
     "HMC",
     "LEVELS",
+    "LPBNN",
     "MCLMC",
+    "MIMO",
     "SGHMC",
     "SWAG",
     "VI",
@@ -237,6 +245,7 @@ __all__ = [
     "LearnedNoise",
     "Leg",
     "Masks",
+    "Masksembles",
     "Method",
     "Mixing",
     "OnebasinError",

@@ -7,7 +7,21 @@ from onebasin.inference.journal import inspect_run, is_run, read_definition
 from onebasin.inference.kernel import ChainPlan, Draws, Info, Kernel, Method, Stage, StepIndex
 from onebasin.inference.laplace_torch import from_laplace
 from onebasin.inference.likelihood import LearnedNoise, bernoulli, categorical, choose, learned_gaussian
-from onebasin.inference.methods import HMC, MCLMC, METHODS, SGHMC, SWAG, VI, BatchEnsemble, Dropout, Ensemble, Laplace
+from onebasin.inference.methods import (
+    HMC,
+    LPBNN,
+    MCLMC,
+    METHODS,
+    MIMO,
+    SGHMC,
+    SWAG,
+    VI,
+    BatchEnsemble,
+    Dropout,
+    Ensemble,
+    Laplace,
+    Masksembles,
+)
 from onebasin.inference.sample import sample
 from onebasin.inference.seeds import Streams, derived, generator
 from onebasin.inference.start import fresh
@@ -17,8 +31,10 @@ from onebasin.inference.weight_diagnostics import WeightDiagnostics, weight_diag
 
 __all__ = [
     "HMC",
+    "LPBNN",
     "MCLMC",
     "METHODS",
+    "MIMO",
     "MIXED",
     "SGHMC",
     "SWAG",
@@ -33,6 +49,7 @@ __all__ = [
     "Kernel",
     "Laplace",
     "LearnedNoise",
+    "Masksembles",
     "Method",
     "Mixing",
     "Stage",

@@ -8,8 +8,11 @@ what multiplies the inputs or outputs of such a layer can be folded into its wei
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import cast
 
 import torch
@@ -18,7 +21,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_unflatten
 
 from onebasin.errors import InputError
-from onebasin.functional import Call
+from onebasin.functional import Call, tracked
 from onebasin.inference.target import ParameterLayout, Target
 
 WEIGHTED = (nn.Linear, _ConvNd)
@@ -145,7 +148,7 @@ def columns(layer: nn.Module, factor: Tensor) -> Tensor | None:
     """
     if isinstance(layer, nn.Linear):
         each, rest = divmod(layer.in_features, len(factor))
-        return None if rest else factor if each == 1 else factor.repeat_interleave(each)
+        return None if rest else (factor if each == 1 else factor.repeat_interleave(each))[None]
     assert isinstance(layer, _ConvNd)
     if layer.in_channels != len(factor):
         return None
@@ -173,3 +176,39 @@ def rows(layer: nn.Module, factor: Tensor) -> Tensor:
         return factor.reshape(-1, 1, *ones)
     groups = factor.reshape(layer.groups, -1).repeat_interleave(layer.in_channels // layer.groups, 0)
     return groups.reshape(layer.in_channels, -1, *ones)
+
+
+def by_layer(layers: Sequence[str], values: float | Mapping[str, float], option: str, what: str) -> dict[str, float]:
+    """Layer -> its number: of all layers but the first, or of those that names or patterns choose; later ones win.
+
+    >>> by_layer(["first", "second", "third"], {"*": 0.1, "second": 0.2}, "dropout", "rate")
+    {'first': 0.1, 'second': 0.2, 'third': 0.1}
+    """
+    named = values if isinstance(values, Mapping) else dict.fromkeys(layers[1:], values)
+    for key in named:
+        if not any(fnmatchcase(name, key) for name in layers):
+            raise InputError(
+                f"expected names or patterns of linear and convolution layers in {option}, found {key!r}, which fits "
+                f"none of {', '.join(layers)}: correct it"
+            )
+    if not named:
+        raise InputError(
+            "expected a layer behind which something can be dropped, found a model with fewer than two linear or "
+            f"convolution layers: name layers in {option}={{name: {what}}}, or use another method"
+        )
+    chosen = {name: [value for key, value in named.items() if fnmatchcase(name, key)] for name in layers}
+    return {name: own[-1] for name, own in chosen.items() if own}
+
+
+def randomised(model: nn.Module, generator: torch.Generator) -> nn.Module:
+    """A float64 copy in evaluation mode with random weights and running statistics."""
+    wide = copy.deepcopy(model).double().eval()
+    with torch.no_grad():
+        for value in wide.parameters():
+            fan = max(1, value.numel() // len(value)) if value.dim() > 1 else 1
+            value.copy_(torch.randn(value.shape, generator=generator, dtype=value.dtype) / math.sqrt(fan))
+        for layer in tracked(wide).values():
+            for buffer in (layer.running_mean, layer.running_var):
+                assert buffer is not None  # tracked
+                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=buffer.dtype))
+    return wide

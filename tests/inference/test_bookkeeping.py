@@ -38,6 +38,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "laplace": {"draws": 3, **TRAINING},
     "dropout": {"draws": 3, "dropout": 0.2, **TRAINING},
     "batchensemble": {"members": 3, **TRAINING},
+    "lpbnn": {"members": 2, "draws": 3, "latent": 2, **TRAINING},
+    "masksembles": {"members": 3, **TRAINING},
+    "mimo": {"members": 3, "repetition": 2, "input_repetition_probability": 0.3, **TRAINING},
 }
 DRAWS = {method: options.get("draws", options.get("members")) for method, options in OPTIONS.items()}
 
@@ -98,7 +101,7 @@ def test_fewer_chains_are_the_first_of_many(method: str) -> None:
     assert torch.equal(weights_of(many)[many.chain < 3], weights_of(few)[few.chain < 3])
 
 
-@pytest.mark.parametrize("method", ["hmc", "sghmc", "vi", "swag", "laplace", "dropout"])
+@pytest.mark.parametrize("method", ["hmc", "sghmc", "vi", "swag", "laplace", "dropout", "lpbnn"])
 def test_fewer_draws_are_the_first_of_many(method: str) -> None:
     many, few = reference(method), drawn(method, draws=2)
     rows = by_chain(many)[:, :2]

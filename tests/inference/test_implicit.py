@@ -23,7 +23,12 @@ from tests.judging import numbers
 
 CLOSE = 1e-12
 FLAT, IMAGES, LABELS = numbers(12, 6), numbers(12, 2, 6, 6), torch.arange(12) % 3
-OPTIONS: dict[str, dict[str, Any]] = {"batchensemble": {"members": 3}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "batchensemble": {"members": 3},
+    "lpbnn": {"members": 2, "draws": 3, "latent": 4},
+    "masksembles": {"members": 3},
+    "mimo": {"members": 2, "input_repetition_probability": 0.5},
+}
 
 
 def perceptron() -> nn.Module:

@@ -6,7 +6,10 @@ from onebasin.inference.methods.dropout import Dropout
 from onebasin.inference.methods.ensemble import Ensemble
 from onebasin.inference.methods.hmc import HMC
 from onebasin.inference.methods.laplace import Laplace
+from onebasin.inference.methods.lpbnn import LPBNN
+from onebasin.inference.methods.masksembles import Masksembles
 from onebasin.inference.methods.mclmc import MCLMC
+from onebasin.inference.methods.mimo import MIMO
 from onebasin.inference.methods.sghmc import SGHMC
 from onebasin.inference.methods.swag import SWAG
 from onebasin.inference.methods.vi import VI
@@ -21,6 +24,23 @@ METHODS: dict[str, type[Method]] = {
     "laplace": Laplace,
     "dropout": Dropout,
     "batchensemble": BatchEnsemble,
+    "lpbnn": LPBNN,
+    "masksembles": Masksembles,
+    "mimo": MIMO,
 }
 
-__all__ = ["HMC", "MCLMC", "METHODS", "SGHMC", "SWAG", "VI", "BatchEnsemble", "Dropout", "Ensemble", "Laplace"]
+__all__ = [
+    "HMC",
+    "LPBNN",
+    "MCLMC",
+    "METHODS",
+    "MIMO",
+    "SGHMC",
+    "SWAG",
+    "VI",
+    "BatchEnsemble",
+    "Dropout",
+    "Ensemble",
+    "Laplace",
+    "Masksembles",
+]

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -25,9 +24,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from onebasin.errors import InputError
-from onebasin.functional import Call, moved, tracked
+from onebasin.functional import Call, moved
 from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex, check_counts
-from onebasin.inference.layers import WEIGHTED, columns, few, input_units, ran, sampled_weight
+from onebasin.inference.layers import WEIGHTED, by_layer, columns, few, input_units, ran, randomised, sampled_weight
 from onebasin.inference.seeds import Streams, generator
 from onebasin.inference.target import Outputs, Target, judged
 from onebasin.inference.training import TrainedMethod
@@ -133,35 +132,22 @@ def own_places(model: nn.Module, call: Call) -> list[MaskPlace]:
 def new_places(model: nn.Module, call: Call, rates: Dropping) -> list[MaskPlace]:
     """Places before linear and convolution layers: before all but the first, or those that names or patterns choose."""
     layers = {name: module for name, module, _ in ran(model, call)}
-    named = rates if isinstance(rates, Mapping) else dict.fromkeys(list(layers)[1:], rates)
-    for key, rate in named.items():
+    for key, rate in (rates if isinstance(rates, Mapping) else {"*": rates}).items():
         if not 0 <= rate < 1:
             raise InputError(f"expected a dropout rate from 0 to below 1, found {rate} for {key!r}: give such a number")
-        if not any(fnmatchcase(name, key) for name in layers):
-            raise InputError(
-                f"expected names or patterns of linear and convolution layers in dropout, found {key!r}, which fits "
-                f"none of {', '.join(layers)}: correct it"
-            )
-    if not named:
-        raise InputError(
-            "expected a layer behind which something can be dropped, found a model with fewer than two linear or "
-            "convolution layers: name layers in dropout={name: rate}, or use another method"
-        )
-    places = []
-    for name, layer in layers.items():
-        chosen = [rate for key, rate in named.items() if fnmatchcase(name, key)]
-        if chosen and chosen[-1]:
-            places.append(MaskPlace(name, name, chosen[-1], _inputs(layer)))
-    return places
+    chosen = by_layer(list(layers), rates, "dropout", "rate")
+    return [MaskPlace(name, name, rate, mask_shape(layers[name])) for name, rate in chosen.items() if rate]
 
 
-def prove(model: nn.Module, places: list[MaskPlace], call: Call, generator: torch.Generator) -> None:
+def prove(
+    model: nn.Module, places: list[MaskPlace], call: Call, generator: torch.Generator, option: str = "dropout"
+) -> None:
     """Raise `InputError` unless masked units and multiplied columns give the same outputs at every place.
 
     The identity is shown for random weights and statistics, so it holds whatever training makes of them, and for
-    several places at once.
+    several places at once. `option` is the one that chooses layers.
     """
-    wide = _randomised(model, generator)
+    wide = randomised(model, generator)
     device = next(wide.parameters()).device
     arguments, options = moved(call, device, torch.float64)
     for place in places:
@@ -184,7 +170,7 @@ def prove(model: nn.Module, places: list[MaskPlace], call: Call, generator: torc
             if place.module == place.layer:
                 raise InputError(
                     f"expected layers that are the only users of their weights, found {place.layer}, whose weights "
-                    "also act elsewhere: give dropout= as a dict of the other layers"
+                    f"also act elsewhere: give {option}= as a dict of the other layers"
                 )
             raise _impossible(place.module, f"what lies between it and {place.layer} does not pass a mask on unchanged")
 
@@ -203,7 +189,7 @@ def training_hook(place: MaskPlace) -> Callable[[nn.Module, tuple[Any, ...]], tu
     return hook
 
 
-def _inputs(layer: nn.Module) -> tuple[int, ...]:
+def mask_shape(layer: nn.Module) -> tuple[int, ...]:
     """Shape of a mask on the inputs of one example: features on the last axis, channels on the first."""
     ones = [1] * len(layer.kernel_size) if isinstance(layer, _ConvNd) else []
     return (input_units(layer), *ones)
@@ -221,20 +207,6 @@ def _masked(model: nn.Module, place: MaskPlace, mask: Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def _randomised(model: nn.Module, generator: torch.Generator) -> nn.Module:
-    """A float64 copy in evaluation mode with random weights and running statistics."""
-    wide = copy.deepcopy(model).double().eval()
-    with torch.no_grad():
-        for value in wide.parameters():
-            fan = max(1, value.numel() // len(value)) if value.dim() > 1 else 1
-            value.copy_(torch.randn(value.shape, generator=generator, dtype=value.dtype) / math.sqrt(fan))
-        for layer in tracked(wide).values():
-            for buffer in (layer.running_mean, layer.running_var):
-                assert buffer is not None  # tracked
-                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=buffer.dtype))
-    return wide
 
 
 def _impossible(name: str, reason: str) -> InputError:
