@@ -18,6 +18,7 @@ buffers: the target stays a function, so that it may be compiled, and chains do 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -110,13 +111,14 @@ class MemberMap(ABC):
     @property
     def prior(self) -> Prior:
         """The prior of phi."""
-        base = self.target.layout.split(self.target.prior.precision)
-        zero = self.target.prior.precision.new_zeros(())
-        parts = [
-            (zero if one.of is None else one.share * base[one.of]).expand(one.shape).reshape(-1)
-            for one in self.tensors.values()
-        ]
-        return Prior(torch.cat(parts), self.target.prior.constant)
+        precision = self.target.layout.split(self.target.prior.precision)
+        zero, parts, constant = self.target.prior.precision.new_zeros(()), [], 0.0
+        for one in self.tensors.values():
+            own = (zero if one.of is None else precision[one.of]).expand(one.shape)
+            parts.append(one.share * own.reshape(-1))
+            proper = own[own > 0].double()
+            constant += 0.5 * one.share * float((proper / (2 * math.pi)).log().sum())
+        return Prior(torch.cat(parts), constant)
 
     @property
     def statistics(self) -> set[str]:
