@@ -71,6 +71,7 @@ if TYPE_CHECKING:
         generator,
         mixing,
         sample,
+        unroll,
         weight_diagnostics,
     )
     from onebasin.population import Population, write_archives
@@ -166,6 +167,7 @@ _HOMES = {
         "generator",
         "mixing",
         "sample",
+        "unroll",
         "weight_diagnostics",
     ),
     "population": (
@@ -311,6 +313,7 @@ __all__ = [
     "transfer",
     "transpositions",
     "uniformity",
+    "unroll",
     "verify",
     "weight_diagnostics",
     "write_archives",

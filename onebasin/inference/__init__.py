@@ -13,6 +13,7 @@ from onebasin.inference.seeds import Streams, derived, generator
 from onebasin.inference.start import fresh
 from onebasin.inference.target import Target
 from onebasin.inference.training import TrainedMethod
+from onebasin.inference.unroll import unroll
 from onebasin.inference.weight_diagnostics import WeightDiagnostics, weight_diagnostics
 
 __all__ = [
@@ -58,5 +59,6 @@ __all__ = [
     "options_of",
     "read_definition",
     "sample",
+    "unroll",
     "weight_diagnostics",
 ]

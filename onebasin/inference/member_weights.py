@@ -1,0 +1,96 @@
+"""Weights of the members of an implicit ensemble: few numbers and shared tensors become one tensor (M, *shape).
+
+Pure functions of tensors. `weight` is that of a linear layer (outputs, inputs), of a convolution (outputs, inputs /
+groups, *kernel) or of a transposed convolution (inputs, outputs / groups, *kernel).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def scaled_weights(
+    weight: Tensor,
+    inputs: Tensor | None = None,
+    outputs: Tensor | None = None,
+    *,
+    groups: int = 1,
+    transposed: bool = False,
+) -> Tensor:
+    """The weights W_m = diag(outputs_m) W diag(inputs_m) of every member, (M, *weight.shape).
+
+    With outputs y = s_m * (W (r_m * x)): a layer whose inputs and outputs are multiplied by factors of the member is
+    one layer with these weights. Factors of zero and one are masks.
+
+    Args:
+        weight: what the members share.
+        inputs: factors r (M, inputs) of the layer's inputs; None for ones.
+        outputs: factors s (M, outputs) of the layer's outputs; None for ones.
+        groups: of the convolution.
+        transposed: whether the convolution is transposed, so that rows of the weight are inputs.
+
+    >>> scaled_weights(torch.ones(2, 2), torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 3.0]]))
+    tensor([[[1., 0.],
+             [3., 0.]]])
+    """
+    by_row, by_column = (inputs, outputs) if transposed else (outputs, inputs)
+    members = next((len(factors) for factors in (inputs, outputs) if factors is not None), 1)
+    result = weight.expand(members, *weight.shape)
+    kernel = (1,) * (weight.dim() - 2)
+    if by_column is not None:
+        # A row belongs to one group, and its columns are the channels of that group.
+        of_group = by_column.to(weight).reshape(members, groups, -1)
+        result = result * of_group.repeat_interleave(weight.shape[0] // groups, dim=1).reshape(
+            members, weight.shape[0], -1, *kernel
+        )
+    if by_row is not None:
+        result = result * by_row.to(weight).reshape(members, -1, 1, *kernel)
+    return result
+
+
+def slot_sums(weight: Tensor, members: int) -> Tensor:
+    """The sum over the M slots of a first layer that takes M inputs side by side: (outputs, inputs, *kernel).
+
+    When all slots hold one input, sum_m W_m x = (sum_m W_m) x.
+
+    Args:
+        weight: (outputs, M * inputs, *kernel), slots in turn.
+        members: M.
+
+    >>> slot_sums(torch.tensor([[1.0, 2.0, 30.0, 40.0]]), 2)
+    tensor([[31., 42.]])
+    """
+    return weight.unflatten(1, (members, -1)).sum(1)
+
+
+def member_rows(tensor: Tensor, members: int) -> Tensor:
+    """The rows of each member, which lie in turn on the first axis: (M * n, ...) to (M, n, ...).
+
+    >>> member_rows(torch.arange(4), 2).tolist()
+    [[0, 1], [2, 3]]
+    """
+    return tensor.unflatten(0, (members, -1))
+
+
+def block_diagonal(weight: Tensor, columns: int, groups: int = 1) -> Tensor:
+    """The weight of fewer groups that computes what this one with more groups does: zeros between the groups.
+
+    Args:
+        weight: (rows, columns / f, *kernel) of a layer with f * groups groups.
+        columns: how many columns the result has; f follows.
+        groups: of the result.
+
+    Returns:
+        (rows, columns, *kernel).
+
+    >>> block_diagonal(torch.tensor([[1.0], [2.0]]), columns=2)
+    tensor([[1., 0.],
+            [0., 2.]])
+    """
+    rows, width = weight.shape[:2]
+    finer = columns // width  # groups in the place of one
+    group = torch.arange(rows, device=weight.device) // (rows // (groups * finer))
+    place = (group % finer)[:, None] * width + torch.arange(width, device=weight.device)
+    index = place.reshape(rows, width, *(1,) * (weight.dim() - 2)).expand_as(weight)
+    return weight.new_zeros(rows, columns, *weight.shape[2:]).scatter(1, index, weight)
