@@ -13,7 +13,7 @@ from onebasin.inference.seeds import Streams, derived, generator
 from onebasin.inference.start import fresh
 from onebasin.inference.target import Target
 from onebasin.inference.training import TrainedMethod
-from onebasin.inference.unroll import unroll
+from onebasin.inference.unroll import NothingImplicitError, unroll
 from onebasin.inference.weight_diagnostics import WeightDiagnostics, weight_diagnostics
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "LearnedNoise",
     "Method",
     "Mixing",
+    "NothingImplicitError",
     "Stage",
     "StepIndex",
     "Streams",

@@ -1,22 +1,29 @@
 """Weights of the members of an implicit ensemble: few numbers and shared tensors become one tensor (M, *shape).
 
-Pure functions of tensors. `weight` is that of a linear layer (outputs, inputs), of a convolution (outputs, inputs /
-groups, *kernel) or of a transposed convolution (inputs, outputs / groups, *kernel).
+`weight` is that of a linear layer (outputs, inputs), of a convolution (outputs, inputs / groups, *kernel) or of a
+transposed convolution (inputs, outputs / groups, *kernel).
 """
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
+
+
+def units(layer: nn.Module) -> tuple[int, int]:
+    """Numbers of inputs and outputs of a linear layer (features) or of a convolution (channels)."""
+    if isinstance(layer, nn.Linear):
+        return layer.in_features, layer.out_features
+    return cast(int, layer.in_channels), cast(int, layer.out_channels)
 
 
 def scaled_weights(
-    weight: Tensor,
-    inputs: Tensor | None = None,
-    outputs: Tensor | None = None,
-    *,
-    groups: int = 1,
-    transposed: bool = False,
+    layer: nn.Module, weight: Tensor, inputs: Tensor | None = None, outputs: Tensor | None = None
 ) -> Tensor:
     """The weights W_m = diag(outputs_m) W diag(inputs_m) of every member, (M, *weight.shape).
 
@@ -24,28 +31,25 @@ def scaled_weights(
     one layer with these weights. Factors of zero and one are masks.
 
     Args:
+        layer: the linear layer or convolution, whose weight may be another.
         weight: what the members share.
         inputs: factors r (M, inputs) of the layer's inputs; None for ones.
         outputs: factors s (M, outputs) of the layer's outputs; None for ones.
-        groups: of the convolution.
-        transposed: whether the convolution is transposed, so that rows of the weight are inputs.
 
-    >>> scaled_weights(torch.ones(2, 2), torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 3.0]]))
+    >>> scaled_weights(nn.Linear(2, 2), torch.ones(2, 2), torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 3.0]]))
     tensor([[[1., 0.],
              [3., 0.]]])
     """
-    by_row, by_column = (inputs, outputs) if transposed else (outputs, inputs)
-    members = next((len(factors) for factors in (inputs, outputs) if factors is not None), 1)
-    result = weight.expand(members, *weight.shape)
-    kernel = (1,) * (weight.dim() - 2)
+    groups = int(getattr(layer, "groups", 1))
+    by_row, by_column = (inputs, outputs) if isinstance(layer, TRANSPOSED) else (outputs, inputs)
+    result, kernel = weight[None], (1,) * (weight.dim() - 2)
     if by_column is not None:
         # A row belongs to one group, and its columns are the channels of that group.
-        of_group = by_column.to(weight).reshape(members, groups, -1)
-        result = result * of_group.repeat_interleave(weight.shape[0] // groups, dim=1).reshape(
-            members, weight.shape[0], -1, *kernel
-        )
+        of_group = by_column.to(weight).reshape(len(by_column), groups, -1)
+        of_row = of_group.repeat_interleave(weight.shape[0] // groups, dim=1)
+        result = result * of_row.reshape(*of_row.shape, *kernel)
     if by_row is not None:
-        result = result * by_row.to(weight).reshape(members, -1, 1, *kernel)
+        result = result * by_row.to(weight).reshape(*by_row.shape, 1, *kernel)
     return result
 
 
@@ -61,7 +65,7 @@ def slot_sums(weight: Tensor, members: int) -> Tensor:
     >>> slot_sums(torch.tensor([[1.0, 2.0, 30.0, 40.0]]), 2)
     tensor([[31., 42.]])
     """
-    return weight.unflatten(1, (members, -1)).sum(1)
+    return weight.reshape(len(weight), members, -1, *weight.shape[2:]).sum(1)
 
 
 def member_rows(tensor: Tensor, members: int) -> Tensor:
@@ -70,7 +74,7 @@ def member_rows(tensor: Tensor, members: int) -> Tensor:
     >>> member_rows(torch.arange(4), 2).tolist()
     [[0, 1], [2, 3]]
     """
-    return tensor.unflatten(0, (members, -1))
+    return tensor.reshape(members, -1, *tensor.shape[1:])
 
 
 def block_diagonal(weight: Tensor, columns: int, groups: int = 1) -> Tensor:

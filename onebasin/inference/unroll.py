@@ -31,7 +31,15 @@ from torch import Tensor, nn
 
 from onebasin.errors import InputError, SpecError
 from onebasin.functional import statistics_in
-from onebasin.inference.member_weights import block_diagonal, member_rows, scaled_weights, slot_sums
+from onebasin.inference.member_weights import (
+    TRANSPOSED,
+    WEIGHTED,
+    block_diagonal,
+    member_rows,
+    scaled_weights,
+    slot_sums,
+    units,
+)
 from onebasin.inference.seeds import generator
 from onebasin.population import Population
 from onebasin.posterior import Diagonal, FlatLayout, Gaussian, Posterior
@@ -44,12 +52,15 @@ MEAN_FIELD, SEPARATE = "mean-field VI", "separate networks"
 
 _STD_FACTOR = 0.01  # by which LPBNN layers multiply latent deviations, unless they were built with another number
 _INNER = ("linear", "conv", "conv1x1", "conv_transpose")  # where a layer keeps the weight of the base's layer
-_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 # Layers that compute each channel by itself.
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _BY_CHANNEL = (*_BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.PReLU)
 _FILTER_RESPONSE = {"gamma", "beta", "tau"}  # so does a filter response norm, which has no class in torch
 _SEPARATE = re.compile(r"(?P<stem>.*\.)?(?P<list>core_models|saved_models)\.(?P<number>\d+)\.(.*\.)?")
+
+
+class NothingImplicitError(InputError):
+    """What was given holds no implicit ensemble that is known."""
 
 
 def unroll(
@@ -78,11 +89,12 @@ def unroll(
         draws: of LPBNN layers, so many draws of the latents for each member, draw after draw; None for one network
             per member, with latents at their means.
         seed: of these draws.
-        std_factor: of LPBNN layers, which multiply the deviations of latents by it; a file does not hold it. None for
+        std_factor: what LPBNN layers multiply the deviations of latents by in a draw, which no file holds. None for
             that of the module, or 0.01 as the library has it.
 
     Raises:
-        InputError: nothing of this kind is in there, or more than one network is.
+        NothingImplicitError: no layer of this kind is in there; an InputError.
+        InputError: more than one network is in there.
         SpecError: a layer was recognised, but does not fit the base module or the other layers.
 
     >>> layer = {"linear.weight": torch.ones(1, 2), "bias": torch.zeros(2, 1)}
@@ -103,16 +115,17 @@ def unroll(
             f"expected draws >= 1, found {draws}: give draws=1, or leave it out for latents at their means"
         )
     found = _recognise(model, base, whole)
-    if draws is not None and found.kind != LPBNN:
+    if found.kind != LPBNN and (draws is not None or std_factor is not None):
+        name = "draws" if draws is not None else "std_factor"
         more = "draw from the posterior with .draw(n, generator)" if found.kind == MEAN_FIELD else "leave it out"
-        raise InputError(f"draws= is for LPBNN layers, found {found.kind} in {whole.where}: {more}")
+        raise InputError(f"{name}= is for LPBNN layers, found {found.kind} in {whole.where}: {more}")
     if found.kind == MEAN_FIELD:
         return _posterior(model, base, found)
+    if draws is None:
+        return _population(base, found, {})
     factor = _one_std_factor(found) if std_factor is None else std_factor
-    if draws is not None:
-        _draw_latents(found, draws, seed, factor)
-    facts = {} if found.kind != LPBNN else {"draws": draws, "seed": seed, "std_factor": factor} if draws else {}
-    return _population(model, base, found, facts)
+    _draw_latents(found, draws, seed, factor)
+    return _population(base, found, {"draws": draws, "seed": seed, "std_factor": factor})
 
 
 @dataclass(frozen=True)
@@ -184,15 +197,13 @@ class _Latent:
     decoder: tuple[Tensor, Tensor]
     weight: Tensor
     outputs: Tensor | None
-    groups: int
-    transposed: bool
+    layer: nn.Module
     factor: float | None
 
     def weights(self, noise: Tensor | None = None) -> Tensor:
         """The weights of the members (M, *shape), with latents at their means or away from them by `noise`."""
         latents = self.mean if noise is None else self.mean + self.std * noise.to(self.mean)
-        inputs = nn.functional.linear(latents, *self.decoder)
-        return scaled_weights(self.weight, inputs, self.outputs, groups=self.groups, transposed=self.transposed)
+        return scaled_weights(self.layer, self.weight, nn.functional.linear(latents, *self.decoder), self.outputs)
 
 
 @dataclass(frozen=True)
@@ -244,6 +255,11 @@ class _Tensors:
         layer.keys.add(key)
         return value
 
+    def dim(self, layer: _Layer, name: str) -> int:
+        """The number of axes of a tensor of a layer; 0 where there is none."""
+        key = _join(layer.path, name)
+        return self.tensors[key].dim() if key in self.tensors else 0
+
     def misfit(self, key: str, wanted: str, value: Tensor) -> SpecError:
         """The refusal of a tensor whose shape does not go with the base module."""
         return SpecError(
@@ -275,16 +291,14 @@ def _recognise(model: nn.Module, base: State, whole: _Whole) -> _Found:
             raise attempt.error
     known = "packed, BatchEnsemble, masked, LPBNN, MIMO, MC batch norm or Bayesian layers"
     if ordinary:
-        raise InputError(
+        raise NothingImplicitError(
             f"expected {known} in {whole.where}, found the tensors of an ordinary network: open it with Population.open"
         )
     misfits = [attempt for attempt in attempts if isinstance(attempt, _Misfit)]
     if misfits:
-        raise InputError(f"expected {known} in {whole.where}, recognised none: {misfits[0].error}") from misfits[
-            0
-        ].error
+        raise NothingImplicitError(f"expected {known} in {whole.where}, recognised none: {misfits[0].error}") from None
     layers = sorted({name.rpartition(".")[0] for name in base})
-    raise InputError(
+    raise NothingImplicitError(
         f"expected {known} in {whole.where} at the layers of the base module ({', '.join(layers[:4]) or 'one'}), found "
         f"tensors like {next(iter(whole.tensors), 'none')}: give a base module whose layers have the same names"
     )
@@ -349,47 +363,51 @@ def _layers(base: State) -> dict[str, list[str]]:
     return layers
 
 
-def _read_layer(layer: _Layer, names: list[str], module: nn.Module, base: State, tensors: _Tensors) -> None:
-    """Read one layer of the base module out of the implicit network."""
-    has = {name for name in _MARKS if _join(layer.path, name) in tensors}
-    inner = next((name for name in _INNER if _join(layer.path, f"{name}.weight") in tensors), None)
-    shapes = {name: tuple(base[_join(layer.path, name)].shape) for name in names}
-    if has or inner:
-        marked = next((kind for mark, kind in _MARKS.items() if mark in has), PACKED)
-        layer.kind = marked
-        if unknown := [name for name in names if name not in ("weight", "bias")] if marked != MC_BATCH_NORM else []:
-            raise SpecError(
-                f"expected a linear layer or a convolution of the base module at {layer.path or 'its root'}, where "
-                f"{tensors.where} has {marked}, found one with {unknown[0]}: give one member as the base module"
-            )
-        if marked == MEAN_FIELD:
-            _read_mean_field(layer, shapes, tensors)
-        elif marked == MC_BATCH_NORM:
-            _read_mc_batch_norm(layer, shapes, base, tensors)
-        elif inner is None:
-            raise SpecError(
-                f"expected the shared weight of {tensors.prefix}{layer.path} in {tensors.where} as linear.weight or "
-                f"conv.weight beside {next(iter(has))}, found neither: give the whole network"
-            )
-        elif marked == PACKED:
-            _read_packed(layer, shapes, module, tensors, f"{inner}.")
-        else:
-            _read_scaled(layer, shapes, module, tensors, inner)
-    elif "weight" in names and _is_packed_linear(layer, shapes, tensors):
-        layer.kind = PACKED
-        _read_packed(layer, shapes, module, tensors, "")
-    else:
-        _read_plain(layer, shapes, module, base, tensors)
-
-
+# What is found in a layer of one kind, and in no other.
 _MARKS = {
     "r_group": BATCH_ENSEMBLE,
     "s_group": BATCH_ENSEMBLE,
-    "alpha": LPBNN,
+    "latent_mean.weight": LPBNN,
     "mask.masks": MASKSEMBLES,
     "means": MC_BATCH_NORM,
     "weight_mu": MEAN_FIELD,
 }
+
+
+def _read_layer(layer: _Layer, names: list[str], module: nn.Module, base: State, tensors: _Tensors) -> None:
+    """Read one layer of the base module out of the implicit network."""
+
+    def new(name: str) -> bool:
+        key = _join(layer.path, name)
+        return key in tensors and key not in base
+
+    shapes = {name: tuple(base[_join(layer.path, name)].shape) for name in names}
+    inner = next((name for name in _INNER if new(f"{name}.weight")), None)
+    mark = next((name for name in _MARKS if new(name)), None)
+    flat = len(shapes.get("weight", ())) == 2
+    packed_linear = flat and tensors.dim(layer, "weight") == 3  # (groups, outputs / groups, inputs / groups)
+    layer.kind = _MARKS[mark] if mark else PACKED if "weight" in names and (inner or packed_linear) else ""
+    if not layer.kind:
+        _read_plain(layer, shapes, module, tensors)
+    elif layer.kind == MEAN_FIELD:
+        _read_mean_field(layer, shapes, tensors)
+    elif layer.kind == MC_BATCH_NORM:
+        _read_mc_batch_norm(layer, shapes, tensors)
+    elif not isinstance(module, WEIGHTED) or not set(names) <= {"weight", "bias"}:
+        raise SpecError(
+            f"expected a linear layer or a convolution of the base module at {layer.path or 'its root'}, where "
+            f"{tensors.where} has {layer.kind}, found {type(module).__name__}: give one member as the base module"
+        )
+    elif layer.kind == PACKED:
+        _read_packed(layer, shapes, module, tensors, f"{inner}." if inner else "")
+    elif inner is None:
+        key = _join(layer.path, mark or "")
+        raise SpecError(
+            f"expected a shared weight (linear.weight or conv.weight) beside {tensors.prefix}{key} in {tensors.where}, "
+            "found none: give the whole network"
+        )
+    else:
+        _read_scaled(layer, shapes, module, tensors, inner)
 
 
 def _read_scaled(
@@ -397,14 +415,11 @@ def _read_scaled(
 ) -> None:
     """BatchEnsemble, LPBNN and Masksembles: a shared weight whose inputs and outputs have factors."""
     weight = tensors.take(layer, f"{inner}.weight", shapes["weight"])
-    groups = int(getattr(module, "groups", 1))
-    transposed = isinstance(module, _TRANSPOSED)
-    rows, columns = weight.shape[0], weight.shape[1] * groups
-    inputs, outputs = (rows, columns) if transposed else (columns, rows)
+    inputs, outputs = units(module)
     if layer.kind == MASKSEMBLES:
         masks = tensors.take(layer, "mask.masks", (None, inputs))
         layer.members = len(masks)
-        layer.own["weight"] = scaled_weights(weight, masks, groups=groups, transposed=transposed)
+        layer.own["weight"] = scaled_weights(module, weight, masks)
         if "bias" in shapes:
             layer.shared["bias"] = tensors.take(layer, f"{inner}.bias", shapes["bias"])
         return
@@ -412,18 +427,17 @@ def _read_scaled(
         by_input = tensors.take(layer, "r_group", (None, inputs))
         layer.members = len(by_input)
         by_output = tensors.take(layer, "s_group", (layer.members, outputs))
-        layer.own["weight"] = scaled_weights(weight, by_input, by_output, groups=groups, transposed=transposed)
+        layer.own["weight"] = scaled_weights(module, weight, by_input, by_output)
     else:
-        layer.latent = _latent(layer, weight, inputs, outputs, tensors, groups, transposed)
+        layer.latent = _latent(layer, module, weight, tensors)
         layer.own["weight"] = layer.latent.weights()
     if "bias" in shapes:
         layer.own["bias"] = tensors.take(layer, "bias", (layer.members, outputs))
 
 
-def _latent(
-    layer: _Layer, weight: Tensor, inputs: int, outputs: int, tensors: _Tensors, groups: int, transposed: bool
-) -> _Latent:
+def _latent(layer: _Layer, module: nn.Module, weight: Tensor, tensors: _Tensors) -> _Latent:
     """The encoder of an LPBNN layer, evaluated; the decoder is linear, so mean latents give mean factors."""
+    inputs, outputs = units(module)
     alpha = tensors.take(layer, "alpha", (None, inputs))
     layer.members = len(alpha)
 
@@ -437,13 +451,7 @@ def _latent(
     has_gamma = _join(layer.path, "gamma") in tensors
     gamma = tensors.take(layer, "gamma", (layer.members, outputs)) if has_gamma else None
     factor = getattr(tensors.module(layer.path), "std_factor", None)
-    return _Latent(mean, std, part("decoder"), weight, gamma, groups, transposed, factor)
-
-
-def _is_packed_linear(layer: _Layer, shapes: Mapping[str, tuple[int, ...]], tensors: _Tensors) -> bool:
-    """Whether there is one more axis than a linear layer has: (groups, outputs / groups, inputs / groups)."""
-    key = _join(layer.path, "weight")
-    return len(shapes["weight"]) == 2 and key in tensors and tensors.tensors[key].dim() == 3
+    return _Latent(mean, std, part("decoder"), weight, gamma, module, factor)
 
 
 def _read_packed(
@@ -463,7 +471,7 @@ def _read_packed(
     elif inner == "conv1x1." and stored.dim() == 3:
         weight = stored[:, :, 0]
     elif (
-        isinstance(module, _TRANSPOSED)
+        isinstance(module, TRANSPOSED)
         and stored.dim() == len(shape)
         and stored.shape[0] == shape[0]
         and stored.shape[1] % shape[1] == 0
@@ -492,7 +500,7 @@ def _read_packed(
         layer.own["bias"] = member_rows(bias, layer.members)
 
 
-def _read_mc_batch_norm(layer: _Layer, shapes: Mapping[str, tuple[int, ...]], base: State, tensors: _Tensors) -> None:
+def _read_mc_batch_norm(layer: _Layer, shapes: Mapping[str, tuple[int, ...]], tensors: _Tensors) -> None:
     """MC batch norm: statistics of M batches, each with the same weight and bias."""
     if "running_mean" not in shapes:
         raise SpecError(
@@ -514,7 +522,7 @@ def _read_mc_batch_norm(layer: _Layer, shapes: Mapping[str, tuple[int, ...]], ba
         if name in ("weight", "bias"):
             layer.shared[name] = tensors.take(layer, name, shapes[name])
         elif name == "num_batches_tracked":
-            layer.shared[name] = torch.zeros_like(base[_join(layer.path, name)])
+            layer.shared[name] = torch.zeros((), dtype=torch.int64, device=means.device)
     layer.keys |= {_join(layer.path, name) for name in ("running_mean", "running_var", "num_batches_tracked")}
 
 
@@ -529,9 +537,7 @@ def _read_mean_field(layer: _Layer, shapes: Mapping[str, tuple[int, ...]], tenso
     layer.keys |= {name for name in tensors.tensors if name.startswith(helpers)}
 
 
-def _read_plain(
-    layer: _Layer, shapes: Mapping[str, tuple[int, ...]], module: nn.Module, base: State, tensors: _Tensors
-) -> None:
+def _read_plain(layer: _Layer, shapes: Mapping[str, tuple[int, ...]], module: nn.Module, tensors: _Tensors) -> None:
     """An ordinary layer; one with more channels, of a packed network; or the first or last layer of MIMO."""
     values = {name: tensors.take(layer, name) for name in shapes}
     different = [name for name in shapes if tuple(values[name].shape) != shapes[name]]
@@ -577,7 +583,7 @@ def _is_mimo(
         len(axes) >= 2
         and set(axes[2:]) <= {1}
         and int(getattr(module, "groups", 1)) == 1
-        and not isinstance(module, _TRANSPOSED)
+        and not isinstance(module, TRANSPOSED)
         and ("bias" in factors) == (axes[0] == members and "bias" in shapes)
     )
 
@@ -613,8 +619,9 @@ def _check_whole(model: nn.Module, layers: list[_Layer], kinds: Mapping[str, _La
         )
     split = next((layer for layer in layers if layer.own and not layer.kind), None)
     if split is not None and set(kinds) != {PACKED}:
+        key = _join(split.path, next(iter(split.own)))
         raise SpecError(
-            f"expected {tensors.prefix}{_join(split.path, next(iter(split.own)))} of {tensors.where} with the channels of the base module, found "
+            f"expected {tensors.prefix}{key} of {tensors.where} with the channels of the base module, found "
             f"{split.members} times as many, and no packed layer: give one member as the base module"
         )
     if MIMO in kinds:
@@ -719,7 +726,7 @@ def _draw_latents(found: _Found, draws: int, seed: int, factor: float) -> None:
         layer.own["weight"] = torch.cat([layer.latent.weights(each) for each in noise])
 
 
-def _population(model: nn.Module, base: State, found: _Found, facts: Mapping[str, Any]) -> Population:
+def _population(base: State, found: _Found, facts: Mapping[str, Any]) -> Population:
     """The members as networks of the base module."""
     own = {_join(layer.path, name): value for layer in found.layers for name, value in layer.own.items()}
     shared = {_join(layer.path, name): value for layer in found.layers for name, value in layer.shared.items()}

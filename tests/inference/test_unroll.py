@@ -478,8 +478,8 @@ def test_a_norm_over_all_members_is_refused() -> None:
 def test_factors_against_diagonal_matrices() -> None:
     weight, r, s = torch.randn(3, 4, **DOUBLE), torch.randn(2, 4, **DOUBLE), torch.randn(2, 3, **DOUBLE)
     expected = torch.stack([torch.diag(s[m]) @ weight @ torch.diag(r[m]) for m in range(2)])
-    assert torch.allclose(scaled_weights(weight, r, s), expected, rtol=0, atol=1e-15)
-    assert torch.equal(scaled_weights(weight), weight[None])
+    assert torch.allclose(scaled_weights(nn.Linear(4, 3), weight, r, s), expected, rtol=0, atol=1e-15)
+    assert torch.equal(scaled_weights(nn.Linear(4, 3), weight), weight[None])
 
 
 def test_a_block_diagonal_computes_what_groups_compute() -> None:
