@@ -291,8 +291,12 @@ def _recognise(model: nn.Module, base: State, whole: _Whole) -> _Found:
             raise attempt.error
     known = "packed, BatchEnsemble, masked, LPBNN, MIMO, MC batch norm or Bayesian layers"
     if ordinary:
+        places = [network.prefix for network in ordinary]
         raise NothingImplicitError(
             f"expected {known} in {whole.where}, found the tensors of an ordinary network: open it with Population.open"
+            if len(places) == 1
+            else f"expected {known} in {whole.where}, found ordinary networks under {' and '.join(map(repr, places))}: "
+            "give the tensors of one of them to Population.from_states"
         )
     misfits = [attempt for attempt in attempts if isinstance(attempt, _Misfit)]
     if misfits:

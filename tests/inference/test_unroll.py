@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -439,15 +441,20 @@ def test_refusals_name_the_tensor() -> None:
         ),
         (nn.ReLU(), batched, InputError, "without any"),
     ]
-    for base, given, error, message in cases:
+    for base, network, error, message in cases:
         with pytest.raises(error, match=message) as raised:
-            ob.unroll(base, given)
+            ob.unroll(base, network)
         assert "\n" not in str(raised.value)
-    for given, message in ((batched, "draws= is for LPBNN"), (mlp(Bayes), "draw from the posterior")):
+    for network, message in ((batched, "draws= is for LPBNN"), (mlp(Bayes), "draw from the posterior")):
         with pytest.raises(InputError, match=message):
-            ob.unroll(mlp(), given, draws=2)
+            ob.unroll(mlp(), network, draws=2)
     with pytest.raises(InputError, match="expected draws >= 1, found 0"):
         ob.unroll(mlp(), mlp(of(LatentPosterior)), draws=0)
+    averaged = {f"{place}.{n}": t for place in ("core_model", "ema_model") for n, t in mlp().state_dict().items()}
+    with pytest.raises(InputError, match=r"ordinary networks under 'core_model\.' and 'ema_model\.'"):
+        ob.unroll(mlp(), averaged)
+    with pytest.raises(InputError, match="std_factor= is for LPBNN"):
+        ob.unroll(mlp(), batched, std_factor=1.0)
     both = {f"a.{n}": t for n, t in batched.items()} | {f"b.{n}": 2 * t for n, t in batched.items()}
     with pytest.raises(InputError, match=r"one implicit network .*'a\.'.*'b\.'"):
         ob.unroll(mlp(), both)
@@ -482,9 +489,87 @@ def test_factors_against_diagonal_matrices() -> None:
     assert torch.equal(scaled_weights(nn.Linear(4, 3), weight), weight[None])
 
 
-def test_a_block_diagonal_computes_what_groups_compute() -> None:
-    fine, x = nn.Conv2d(12, 8, 3, groups=4, bias=False, **DOUBLE), torch.randn(2, 12, 5, 5, **DOUBLE)
-    for groups in (1, 2, 4):
-        weight = block_diagonal(fine.weight, 12 // groups, groups)
-        found = nn.functional.conv2d(x, weight, groups=groups)
-        assert torch.allclose(found, fine(x), rtol=0, atol=1e-13)
+COUNTS = st.integers(1, 3)
+KINDS = st.sampled_from([nn.Conv1d, nn.Conv2d, nn.ConvTranspose1d, nn.ConvTranspose2d])
+
+
+@settings(max_examples=40, deadline=None)
+@given(kind=KINDS, groups=COUNTS, inputs=COUNTS, outputs=COUNTS, kernel=COUNTS, members=COUNTS, seed=st.integers(0, 99))
+def test_factors_of_channels_are_factors_of_the_weight(
+    kind: Any, groups: int, inputs: int, outputs: int, kernel: int, members: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    layer = kind(groups * inputs, groups * outputs, kernel, groups=groups, bias=False, **DOUBLE)
+    size = (5,) * (layer.weight.dim() - 2)
+    r, s = torch.randn(members, groups * inputs, **DOUBLE), torch.randn(members, groups * outputs, **DOUBLE)
+    x, ones = torch.randn(2, groups * inputs, *size, **DOUBLE), (1,) * len(size)
+    weights = scaled_weights(layer, layer.weight, r, s)
+    for m in range(members):
+        found = torch.func.functional_call(layer, {"weight": weights[m]}, x)
+        expected = layer(x * r[m].reshape(-1, *ones)) * s[m].reshape(-1, *ones)
+        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(kind=KINDS, groups=COUNTS, finer=COUNTS, inputs=COUNTS, outputs=COUNTS, seed=st.integers(0, 99))
+def test_a_block_diagonal_computes_what_groups_compute(
+    kind: Any, groups: int, finer: int, inputs: int, outputs: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    sizes = (groups * finer * inputs, groups * finer * outputs, 3)
+    fine = kind(*sizes, groups=groups * finer, bias=False, **DOUBLE)
+    coarse = kind(*sizes, groups=groups, bias=False, **DOUBLE)
+    x = torch.randn(2, sizes[0], *(5,) * (fine.weight.dim() - 2), **DOUBLE)
+    weight = block_diagonal(fine.weight, coarse.weight.shape[1], groups)
+    assert weight.shape == coarse.weight.shape
+    found = torch.func.functional_call(coarse, {"weight": weight}, x)
+    assert torch.allclose(found, fine(x), rtol=0, atol=1e-12)
+
+
+class FilterResponse(nn.Module):
+    """A filter response norm, whose tensors are (1, channels, 1, 1)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.beta, self.gamma, self.tau = (nn.Parameter(torch.randn(1, channels, 1, 1, **DOUBLE)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = (x.square().mean((2, 3), keepdim=True) + 1e-6).rsqrt()
+        return torch.maximum(self.gamma * x * scale + self.beta, self.tau)
+
+
+class Block(nn.Module):
+    """A residual block with a number of its own beside a child that is called conv."""
+
+    def __init__(self, conv: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.weight = conv, nn.Parameter(torch.tensor(0.5, **DOUBLE))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.mean() > 1e9:  # cannot be traced
+            return x
+        return x + self.weight * self.conv(x)
+
+
+def test_filter_response_norms_are_split() -> None:
+    packed = nn.Sequential(
+        PackedConv2d(M, 2, M * 4, 3, first=True), FilterResponse(M * 4), PackedConv2d(M, M * 4, M * 2, 3, last=True)
+    )
+    base = nn.Sequential(plain(2, 4, 3, bias=True), FilterResponse(4), plain(4, 2, 3, bias=True))
+    check_members(base, packed, torch.randn(*IMAGES, **DOUBLE), repeated=False)
+
+
+def test_names_of_the_base_module_mean_what_they_mean_there() -> None:
+    """Children called conv and linear, and parameters called weight, are no signs of a packed layer."""
+    batched = nn.Sequential(Batched(M, 2, 4, 3), Block(Batched(M, 4, 4, 3, padding=1)))
+    base = nn.Sequential(plain(2, 4, 3, bias=True), Block(plain(4, 4, 3, padding=1, bias=True)))
+    population = check_members(base, batched, torch.randn(*IMAGES, **DOUBLE))
+    assert population.provenance["layers"] == {"0": "BatchEnsemble", "1.conv": "BatchEnsemble"}
+    with pytest.raises(InputError, match="ordinary network"):
+        ob.unroll(base, base)
+
+
+def test_mimo_around_a_model_that_cannot_be_traced() -> None:
+    wide = nn.Sequential(plain(M * 2, 4, 3, bias=True), Block(plain(4, 4, 3, padding=1)), plain(4, M * 2, 3))
+    base = nn.Sequential(plain(2, 4, 3, bias=True), Block(plain(4, 4, 3, padding=1)), plain(4, 2, 3))
+    check_members(base, Slots(M, wide), torch.randn(*IMAGES, **DOUBLE))
