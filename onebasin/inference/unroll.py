@@ -104,6 +104,12 @@ def unroll(
     <BLANKLINE>
             [[3., 4.]]])
     """
+    given: object = model
+    if not isinstance(given, nn.Module):
+        raise InputError(
+            f"expected the base module first, found {type(given).__name__}: give one member as an nn.Module, then the "
+            "implicit network"
+        )
     whole = _read(implicit)
     base = state_of(model)
     if not base:

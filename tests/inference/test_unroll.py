@@ -445,6 +445,12 @@ def test_refusals_name_the_tensor() -> None:
         with pytest.raises(error, match=message) as raised:
             ob.unroll(base, network)
         assert "\n" not in str(raised.value)
+    swapped: Any = ob.unroll
+    with pytest.raises(InputError, match="expected the base module first, found OrderedDict"):
+        swapped(batched, mlp())
+    for wrong in (5, [batched], ob.Population.from_models([mlp()])):
+        with pytest.raises(OnebasinError, match="expected"):
+            swapped(mlp(), wrong)
     for network, message in ((batched, "draws= is for LPBNN"), (mlp(Bayes), "draw from the posterior")):
         with pytest.raises(InputError, match=message):
             ob.unroll(mlp(), network, draws=2)
