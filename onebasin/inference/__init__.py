@@ -13,7 +13,7 @@ from onebasin.inference.seeds import Streams, derived, generator
 from onebasin.inference.start import fresh
 from onebasin.inference.target import Target
 from onebasin.inference.training import TrainedMethod
-from onebasin.inference.unroll import NothingImplicitError, unroll
+from onebasin.inference.unroll import NothingImplicitError, implicit_kind, unroll
 from onebasin.inference.weight_diagnostics import WeightDiagnostics, weight_diagnostics
 
 __all__ = [
@@ -52,6 +52,7 @@ __all__ = [
     "fresh",
     "from_laplace",
     "generator",
+    "implicit_kind",
     "inspect_run",
     "is_run",
     "learned_gaussian",

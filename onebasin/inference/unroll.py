@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,22 @@ def unroll(
     factor = _one_std_factor(found) if std_factor is None else std_factor
     _draw_latents(found, draws, seed, factor)
     return _population(base, found, {"draws": draws, "seed": seed, "std_factor": factor})
+
+
+def implicit_kind(names: Iterable[str]) -> str | None:
+    """The kind of implicit ensemble whose tensors have such names; None where names alone do not tell.
+
+    >>> implicit_kind(["0.linear.weight", "0.r_group", "0.s_group"])
+    'BatchEnsemble'
+    """
+    found = set(names)
+    for name in found:
+        for mark, kind in _MARKS.items():
+            stem = name.removesuffix(mark)
+            # `means` alone may be those of anything.
+            if f".{name}".endswith(f".{mark}") and (mark != "means" or f"{stem}vars" in found):
+                return kind
+    return None
 
 
 @dataclass(frozen=True)

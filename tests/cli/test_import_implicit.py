@@ -88,6 +88,10 @@ def test_ordinary_networks_and_other_ones_are_told_as_before(place: Path, run: R
     assert code == SpecError.exit_code and "is missing weight, bias" in err
     code, _, err = run("import", place / "plain.ckpt", "-o", place / "three", *model, "--draws", 2)
     assert code == InputError.exit_code and "ordinary network: open it" in err and not (place / "three").exists()
+    for name, kind in (("batched", "BatchEnsemble"), ("latent", "LPBNN"), ("bayes", "mean-field VI")):
+        code, out, _ = run("import", place / f"{name}.ckpt", "-o", place / name)
+        assert code == 0 and f"by their names these are layers of {kind}: --model makes" in out
+    assert "by their names" not in run("import", place / "plain.ckpt", "-o", place / "four")[1]
     code, _, err = run("import", place / "latent.ckpt", "-o", place / "three", "--draws", 2)
     assert code == InputError.exit_code and "give --model" in err
     code, _, err = run("import", place / "batched.ckpt", "-o", place / "three", *model, "--draws", 2)

@@ -12,7 +12,7 @@ from onebasin.cli.options import check_output, check_writable, remove_before
 from onebasin.cli.progress import progress, progress_bar
 from onebasin.errors import InputError, SpecError
 from onebasin.examples import PUBLISHED
-from onebasin.inference import NothingImplicitError, unroll
+from onebasin.inference import NothingImplicitError, implicit_kind, unroll
 from onebasin.population import MANIFEST, UNFINISHED, Population, import_networks
 from onebasin.posterior import Posterior, is_posterior, load_posterior
 from onebasin.storage import check_same_run, real_path
@@ -46,7 +46,13 @@ def import_(
         except NothingImplicitError as error:
             raise refusal or error from None
         _save(found, source, output, wanted)
-    click.echo(load_posterior(output) if is_posterior(output) else Population.open(output))
+    if is_posterior(output):
+        click.echo(load_posterior(output))
+        return
+    networks = Population.open(output)
+    click.echo(networks)
+    if spec is None and (kind := implicit_kind(networks.names)):
+        click.echo(f"\nby their names these are layers of {kind}: --model makes ordinary networks of them")
     if hint := _hint(source, output):
         click.echo(hint)
 
