@@ -75,6 +75,7 @@ if TYPE_CHECKING:
         generator,
         mixing,
         sample,
+        unroll,
         weight_diagnostics,
     )
     from onebasin.population import Population, write_archives
@@ -174,6 +175,7 @@ _HOMES = {
         "generator",
         "mixing",
         "sample",
+        "unroll",
         "weight_diagnostics",
     ),
     "population": (
@@ -323,6 +325,7 @@ __all__ = [
     "transfer",
     "transpositions",
     "uniformity",
+    "unroll",
     "verify",
     "weight_diagnostics",
     "write_archives",

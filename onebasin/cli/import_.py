@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from onebasin.cli.options import debug, dtype_option
+from onebasin.cli.options import debug, dtype_option, seed_option
 
 
 @click.command("import")
@@ -21,9 +21,17 @@ from onebasin.cli.options import debug, dtype_option
 @click.option(
     "--model",
     metavar="MODEL",
-    help="Refuse networks of another architecture, and strip a prefix from their names: path/to/file.py:factory or "
+    help="Refuse networks of another architecture, strip a prefix from their names, and unroll the file of an implicit "
+    "ensemble (packed, BatchEnsemble, ...) into networks of this one: path/to/file.py:factory or "
     "package.module:factory.",
 )
+@click.option(
+    "--draws",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Draws of each member of an implicit ensemble with LPBNN layers. Default: one, latents at their means.",
+)
+@seed_option
 @dtype_option
 @click.option("--force", is_flag=True, help="Begin anew: remove the population that FOLDER holds, finished or not.")
 @debug
@@ -39,6 +47,7 @@ def import_(**options: Any) -> None:
       onebasin import 'runs/*/best.safetensors' -o population/
       onebasin import hf://datasets/torch-uncertainty/Checkpoints/models/mnist-optunet -o optunet/
       onebasin import hf://OWNER/MODEL@revision/folder -o networks/ --model path/to/file.py:factory
+      onebasin import packed.ckpt -o networks/ --model path/to/file.py:narrow
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     from onebasin.cli.work.import_ import import_ as work
 

@@ -27,6 +27,7 @@ from onebasin.inference.seeds import Streams, derived, generator
 from onebasin.inference.start import fresh
 from onebasin.inference.target import Target
 from onebasin.inference.training import TrainedMethod
+from onebasin.inference.unroll import NothingImplicitError, implicit_kind, unroll
 from onebasin.inference.weight_diagnostics import WeightDiagnostics, weight_diagnostics
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Masksembles",
     "Method",
     "Mixing",
+    "NothingImplicitError",
     "Stage",
     "StepIndex",
     "Streams",
@@ -68,6 +70,7 @@ __all__ = [
     "fresh",
     "from_laplace",
     "generator",
+    "implicit_kind",
     "inspect_run",
     "is_run",
     "learned_gaussian",
@@ -76,5 +79,6 @@ __all__ = [
     "options_of",
     "read_definition",
     "sample",
+    "unroll",
     "weight_diagnostics",
 ]
