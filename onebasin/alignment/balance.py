@@ -986,7 +986,8 @@ class Balanced(Result):
     def record(self) -> Record:
         """Masses over members and by tensor, before and after."""
         mean = float(self.excess.mean())
-        text = (f"The networks were {mean:.2f} % heavier than their functions need, on average.", *self._remarks)
+        count = len(self.mass_before)
+        text = (f"The networks were {mean:.2f} % heavier than their functions need, on average. {self._head}.", *self._remarks)
         masses = tuple(
             cells_of(name, *map(float, (values.min(), values.mean(), values.max())))
             for name, values in (
@@ -1033,7 +1034,7 @@ class Balanced(Result):
         ]
         return result_record(
             "balance",
-            self._head,
+            f"Balance of {count:,} network{'s' if count != 1 else ''}",
             text,
             (
                 Table("masses", "How heavy are the networks?", _MASSES, masses),

@@ -23,7 +23,7 @@ from onebasin.population.map import map_members
 from onebasin.population.member_storage import MemorySource, Source, consecutive, gather
 from onebasin.population.open import Precision, Wanted, concatenate_values, open_members
 from onebasin.population.shard import block_spec
-from onebasin.population.show import population_record
+from onebasin.population.show import population_record, population_title
 from onebasin.population.writer import (
     SHARD_BYTES,
     PopulationWriter,
@@ -317,26 +317,29 @@ class Population(Result):
     @property
     def title(self) -> str:
         """One line: number of networks, tensors and weights, dtypes, size and place."""
+        return f"{population_title(len(self))}: {self._content}"
+
+    @property
+    def _content(self) -> str:
         weights = sum(tensor.size for tensor in self.spec.values())
         dtypes = "/".join(dict.fromkeys(dtype_name(tensor.dtype) for tensor in self.spec.values()))
-        members = f"{len(self):,} network{'s' if len(self) != 1 else ''}"
         place = self.where if self.where == "in memory" else f"at {self.where}"
         return (
-            f"Population of {members}: {len(self.spec)} tensors, {weights:,} weights each, {dtypes}, "
+            f"{len(self.spec)} tensors, {weights:,} weights each, {dtypes}, "
             f"{self.nbytes / 1e6:,.1f} MB {place}"
         )
 
     def record(self) -> Record:
         """Tables of tensors and chains; weights and norms of at most 500 networks, about 64 MB, which are read."""
-        return population_record(self, self.title)
+        return population_record(self, self._content)
 
     def __str__(self) -> str:
         """The tables, for which no weight is read."""
-        return text_of(population_record(self, self.title, figures=False))
+        return text_of(population_record(self, self._content, figures=False))
 
     def _repr_html_(self) -> str:
         """The tables as HTML, for which no weight is read."""
-        return html_of(population_record(self, self.title, figures=False))
+        return html_of(population_record(self, self._content, figures=False))
 
     def member(self, index: int) -> State:
         """Return one network as a fresh dict that `load_state_dict` accepts; negative counts from the end."""

@@ -529,7 +529,7 @@ def _record_of(posterior: Posterior, before: Posterior | None) -> Record:
         ),
     )
     answer = (
-        f"The median standard deviation of a weight is {median.value or 0.0:.4g}; the file takes "
+        f"{posterior.description[:1].upper()}{posterior.description[1:]}; the median standard deviation of a weight is {median.value or 0.0:.4g}; the file takes "
         f"{posterior.nbytes / 1e6:,.3g} MB."
     )
     rows = {
@@ -539,7 +539,7 @@ def _record_of(posterior: Posterior, before: Posterior | None) -> Record:
     }  # fmt: skip
     return result_record(
         "posterior",
-        f"Posterior: {posterior.description}",
+        "Refined posterior" if "refined" in posterior.provenance else "Posterior",
         (answer, *texts),
         (known, storage, spread.histogram(other), spread.layers(other), *items),
         values={"storage": posterior.storage, "nbytes": posterior.nbytes, "weights": posterior.layout.size,
