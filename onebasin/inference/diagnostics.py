@@ -23,7 +23,7 @@ from onebasin.functional import (
 )
 from onebasin.inference.kernel import Info, StepIndex
 from onebasin.metrics import ebfmi, ess, ranks, rhat
-from onebasin.parallel import Progress
+from onebasin.parallel import Progress, progress_of
 from onebasin.population import Population, check_population
 from onebasin.reporting import (
     SHOWN,
@@ -384,8 +384,8 @@ class Diagnosis(Result):
             subject = "The chains have" if self.chains > 1 else "The chain has"
             what = "probabilities" if self.quantity == "probabilities" else "outputs"
             return (
-                f"{subject} {'' if self.mixed else 'not '}mixed: the worst R-hat of {self.functions.quantities:,} {what} is "
-                f"{self.functions.worst_rhat:.3f}{'' if self.mixed else f', {MIXED} or more'}, and the smallest "
+                f"{subject} {'' if self.mixed else 'not '}mixed: the worst R-hat of {self.functions.quantities:,} {what} "
+                f"is {self.functions.worst_rhat:.3f}{'' if self.mixed else f', {MIXED} or more'}, and the smallest "
                 f"effective sample size {self.functions.least_bulk:,.0f} of {self.chains * self.draws:,} draws."
             )
         mixed, every = _share_mixed(self.weights)
@@ -420,7 +420,7 @@ def diagnose(
     output: OutputPart = None,
     weights: bool = True,
     aligned: Any = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Diagnosis:
     """R-hat and effective sample sizes in function space and in weight space.
 
@@ -435,7 +435,8 @@ def diagnose(
         weights: whether weights are looked at.
         aligned: what `align` returned, or the same networks after it, in the same order, whose weights are looked at
             as well: chains that agree as functions agree as weights only once their symmetries are gone.
-        progress: called with (parts done, parts, which part): the functions, then every tensor.
+        progress: True for a line on stderr with the time left, or a function that is called with (parts done, parts,
+            which part): the functions, then every tensor.
     """
     if quantity not in (None, "probabilities", "values"):
         near = "probabilities" if str(quantity).startswith("p") else "values"
@@ -459,9 +460,11 @@ def diagnose(
     real = [name for name, tensor in population.spec.items() if tensor.dtype.is_floating_point] if weights else []
     parts = [*([] if model is None else ["functions"]), *real]
 
+    listener = progress_of(progress)
+
     def show(part: str) -> None:
-        if progress is not None:
-            progress(parts.index(part), len(parts), part)
+        if listener is not None:
+            listener(parts.index(part), len(parts), part)
 
     def mixing_of(name: str) -> Mixing:
         show(name)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, SpecError
+from onebasin.errors import InputError, SpecError, explained
 from onebasin.parallel import Executor, SerialExecutor
 from onebasin.population.arviz import OUTPUTS, posterior_arrays, tree
 from onebasin.population.check import source_problems
@@ -99,6 +99,7 @@ class Population(Result):
     where: str = "in memory"
 
     @classmethod
+    @explained
     def from_stacked(
         cls,
         tensors: Mapping[str, Any],
@@ -146,6 +147,7 @@ class Population(Result):
         return cls.from_stacked(_stack_states(states), **facts)
 
     @classmethod
+    @explained
     def from_models(cls, models: Iterable[nn.Module], **facts: Any) -> Population:
         """Stack the states of modules of one architecture; the modules are not kept."""
         given: list[Any] = [models] if isinstance(models, nn.Module | Mapping) else list(models)
@@ -161,6 +163,7 @@ class Population(Result):
         return cls.from_states([state_of(model) for model in given], **facts)
 
     @classmethod
+    @explained
     def from_flat(cls, matrix: Any, spec: Architecture, **facts: Any) -> Population:
         """Cut a matrix (members, D), or (chains, draws, D) as samplers return it, into tensors; see `restore`.
 
@@ -180,6 +183,7 @@ class Population(Result):
         return cls.from_stacked(restore(rows, as_spec(spec), buffers), **facts)
 
     @classmethod
+    @explained
     def from_arviz(cls, data: Any, spec: Architecture | None = None, **facts: Any) -> Population:
         """Take the draws (chain, draw, *shape) of an ArviZ posterior, chains laid end to end.
 
@@ -206,6 +210,7 @@ class Population(Result):
         return cls.from_stacked(stacked, **{**known, "provenance": provenance, **facts})
 
     @classmethod
+    @explained
     def open(
         cls,
         path: PathLike,
@@ -220,8 +225,9 @@ class Population(Result):
         Args:
             path: a folder with `population.json`, or with .safetensors, .pt, .pth, .th or .ckpt files (one network
                 each, in natural order of their names), or one such file; .tgz or .tar archives of safetensors files,
-                read into memory; a folder of `save_pretrained`; draws in .npz or .nc (ArviZ) files, which need `spec`
-                and are read into memory; a pattern of these; or hf://OWNER/NAME on the hub. Torch files never run code.
+                read into memory; a folder of `save_pretrained`; draws in .npz, .npy or .nc (ArviZ) files, which need
+                `spec` and are read into memory; a pattern of these; or hf://OWNER/NAME on the hub. Torch files never
+                run code.
             spec: refuse members that differ from this spec, state or module; a shared prefix of names is stripped.
             dtype: convert floating-point tensors to it when they are read, as in a folder of mixed precision; "stored":
                 `spec` says names and shapes only, and dtypes are those of the first file; None: dtypes must agree.
@@ -324,10 +330,7 @@ class Population(Result):
         weights = sum(tensor.size for tensor in self.spec.values())
         dtypes = "/".join(dict.fromkeys(dtype_name(tensor.dtype) for tensor in self.spec.values()))
         place = self.where if self.where == "in memory" else f"at {self.where}"
-        return (
-            f"{len(self.spec)} tensors, {weights:,} weights each, {dtypes}, "
-            f"{self.nbytes / 1e6:,.1f} MB {place}"
-        )
+        return f"{len(self.spec)} tensors, {weights:,} weights each, {dtypes}, {self.nbytes / 1e6:,.1f} MB {place}"
 
     def record(self) -> Record:
         """Tables of tensors and chains; weights and norms of at most 500 networks, about 64 MB, which are read."""

@@ -529,8 +529,8 @@ def _record_of(posterior: Posterior, before: Posterior | None) -> Record:
         ),
     )
     answer = (
-        f"{posterior.description[:1].upper()}{posterior.description[1:]}; the median standard deviation of a weight is {median.value or 0.0:.4g}; the file takes "
-        f"{posterior.nbytes / 1e6:,.3g} MB."
+        f"{posterior.description[:1].upper()}{posterior.description[1:]}; the median standard deviation of a weight is "
+        f"{median.value or 0.0:.4g}; the file takes {posterior.nbytes / 1e6:,.3g} MB."
     )
     rows = {
         str(row[0]): {column.name: cell.value for column, cell in zip(known.columns, row, strict=True)

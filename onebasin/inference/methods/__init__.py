@@ -1,5 +1,6 @@
 """Inference methods, one per file, and the list of those that a word stands for."""
 
+from onebasin.errors import explain_construction
 from onebasin.inference.kernel import Method
 from onebasin.inference.methods.dropout import Dropout
 from onebasin.inference.methods.ensemble import Ensemble
@@ -20,5 +21,7 @@ METHODS: dict[str, type[Method]] = {
     "laplace": Laplace,
     "dropout": Dropout,
 }
+for method in METHODS.values():
+    explain_construction(method)
 
 __all__ = ["HMC", "MCLMC", "METHODS", "SGHMC", "SWAG", "VI", "Dropout", "Ensemble", "Laplace"]
