@@ -383,10 +383,11 @@ class Diagnosis(Result):
         if self.functions is not None:
             subject = "The chains have" if self.chains > 1 else "The chain has"
             what = "probabilities" if self.quantity == "probabilities" else "outputs"
+            worst = f"{self.functions.worst_rhat:.3f}{'' if self.mixed else f', {MIXED} or more'}"
             return (
-                f"{subject} {'' if self.mixed else 'not '}mixed: the worst R-hat of {self.functions.quantities:,} {what} "
-                f"is {self.functions.worst_rhat:.3f}{'' if self.mixed else f', {MIXED} or more'}, and the smallest "
-                f"effective sample size {self.functions.least_bulk:,.0f} of {self.chains * self.draws:,} draws."
+                f"{subject} {'' if self.mixed else 'not '}mixed: the worst R-hat of {self.functions.quantities:,} "
+                f"{what} is {worst}, and the smallest effective sample size {self.functions.least_bulk:,.0f} of "
+                f"{self.chains * self.draws:,} draws."
             )
         mixed, every = _share_mixed(self.weights)
         moved = f", {_share_mixed(self.aligned)[0]:.1%} once they are aligned" if self.aligned else ""
@@ -474,11 +475,11 @@ def diagnose(
     traces: tuple[Trace, ...] = ()
     chosen, reasons = None, []
     if model is not None and inputs is not None:
-        chosen, reason = _compared_as(population, quantity)
-        reasons.append(reason)
         show("functions")
         model = select_output(model, output)
         values = predictions(model, population, inputs_of(inputs, model))
+        chosen, reason = _compared_as(population, quantity, classes=values.dim() > 2 and values.shape[-1] > 1)
+        reasons.append(reason)
         if chosen == "probabilities":
             values = values.softmax(-1)
         functions, traces = mixing(values[rows]), _traces(values[rows])
@@ -557,11 +558,12 @@ def _largest(values: Tensor) -> float:
     return float(values.nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=-float("inf")).max())
 
 
-def _compared_as(population: Population, wanted: str | None) -> tuple[str, str]:
-    """What functions are compared as, and a sentence about it."""
+def _compared_as(population: Population, wanted: str | None, *, classes: bool) -> tuple[str, str]:
+    """What functions are compared as, and a sentence about it; `classes`: whether outputs may be those of classes."""
     likelihood = population.provenance.get("likelihood")
     quantity = wanted or ("probabilities" if likelihood == "categorical" else "values")
     if quantity == "probabilities":
         return quantity, "Functions were compared as probabilities: a softmax of what the model returns."
-    hint = "" if wanted or likelihood else '; of a classifier quantity="probabilities" compares what it predicts'
+    unsure = classes and not wanted and not likelihood
+    hint = '; of a classifier quantity="probabilities" compares what it predicts' if unsure else ""
     return quantity, f"Functions were compared as values: what the model returns, without a softmax{hint}."

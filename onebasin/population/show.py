@@ -105,14 +105,14 @@ def _figures(population: Population) -> Iterator[Figure]:
         yield one_panel(
             "weights",
             title,
-            f"{caption} A row for each tensor.",
+            f"{caption} A row for each tensor, from 0 to its fullest bin.",
             "heat",
             "weight",
             Axis("", names=tuple(one.name for one in series)),
-            grid=tuple(one.y for one in series),
+            grid=tuple(_beside_largest(one.y) for one in series),
             columns=tuple((low + high) / 2 for low, high in pairwise(edges)),
             rows=tuple(map(float, range(len(series)))),
-            colour=Axis(share, low=0.0),
+            colour=Axis("share of the weights, beside that of the fullest bin", low=0.0),
         )
     norms = torch.stack([value.square().flatten(1).sum(1).cpu() for value in block.values()]).sum(0).sqrt()
     finite = norms.isfinite()
@@ -148,6 +148,13 @@ def _histograms(block: State) -> tuple[tuple[Series, ...], float]:
         for name, value in shown
     )
     return series, spread
+
+
+def _beside_largest(shares: Sequence[float | None]) -> tuple[float, ...]:
+    """Shares as parts of the largest one."""
+    known = [share or 0.0 for share in shares]
+    largest = max(known) or 1.0
+    return tuple(share / largest for share in known)
 
 
 def chain_name(chain: int) -> str:

@@ -425,7 +425,9 @@ def _scales(panel: Panel) -> tuple[bool, bool]:
 
 def _finish(axes: Any, panel: Panel, log_x: bool, log_y: bool) -> None:
     places = [] if panel.kind == "histogram" else [x for series in panel.series for x in series.x]
-    values = [y for series in panel.series for y in series.y]
+    values = [
+        y for series in panel.series[: 1 if panel.kind == "histogram" else None] for y in series.y
+    ]  # counts first
     dress(axes, "x", panel.x, log_x, crossed(panel, "vertical"), whole=are_whole(places))
     dress(axes, "y", panel.y, log_y, crossed(panel, "horizontal"), whole=are_whole(values))
 
