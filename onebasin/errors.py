@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
 from typing import Any, ClassVar, ParamSpec, TypeVar
@@ -191,9 +192,13 @@ def _confused(function: Callable[..., Any], arguments: tuple[Any, ...], keywords
     signature = inspect.signature(function)
     for name, value in signature.bind(*arguments, **keywords).arguments.items():
         noun = str(signature.parameters[name].annotation).removesuffix(" | None")
-        if noun in _NOUNS and value is not None and noun not in {one.__name__ for one in type(value).__mro__}:
-            where = f"{name} of {function.__qualname__}"
-            return f"expected a {noun} as {where}, found {type(value).__name__}: {_NOUNS[noun]}"
+        found = {one.__name__ for one in type(value).__mro__}
+        where = f"{name} of {function.__qualname__}"
+        if noun in _NOUNS and value is not None and noun not in found:
+            article = "an" if noun[0] in "AEIOU" else "a"
+            return f"expected {article} {noun} as {where}, found {type(value).__name__}: {_NOUNS[noun]}"
+        if name == "path" and value is not None and not isinstance(value, str | os.PathLike):
+            return f"expected a path as {where}, found {type(value).__name__}: give one text or pathlib.Path"
     return ""
 
 

@@ -468,6 +468,8 @@ class Population(Result):
         >>> Population.from_stacked({"w": torch.zeros(4, 2), "b": torch.zeros(4)}).select("b").names
         ('b',)
         """
+        if missing := [name for name in names if name not in self.spec]:
+            raise SpecError(f"expected names out of {', '.join(self.names)}, found {missing[0]!r}: correct the name")
         sources = tuple(
             MemorySource({name: source.tensors[name] for name in names}, source.count)
             if isinstance(source, MemorySource)
@@ -628,7 +630,12 @@ def _member_values(values: Any, count: int, dtype: torch.dtype, what: str) -> Te
     """Return one value per member (count,), or None."""
     if values is None:
         return None
-    result = torch.as_tensor(values).detach().to(device="cpu", dtype=dtype)
+    try:
+        result = torch.as_tensor(values).detach().to(device="cpu", dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"expected {what} as one number per member, found {type(values).__name__}: give a list of {count} numbers"
+        ) from error
     if tuple(result.shape) != (count,):
         raise InputError(
             f"expected {what} of shape ({count},), one per member, found {tuple(result.shape)}: give one per member"
@@ -643,7 +650,13 @@ def _rows(index: slice | Sequence[int] | Tensor, count: int) -> Tensor:
         return torch.arange(
             chosen.start, chosen.start + len(chosen) * chosen.step, chosen.step
         )  # torch has no negative slices
-    rows = torch.as_tensor(index).cpu()
+    try:
+        rows = torch.as_tensor(index).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"expected the number of a network, a slice or a list of numbers, found {index!r}: population.tensor(name) "
+            "is a tensor of all networks"
+        ) from error
     if rows.dtype == torch.bool:
         if tuple(rows.shape) != (count,):
             raise InputError(f"expected a mask of shape ({count},), found {tuple(rows.shape)}: give one per member")

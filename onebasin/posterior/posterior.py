@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, OnebasinError, SpecError, StorageError
+from onebasin.errors import InputError, OnebasinError, SpecError, StorageError, explained
 from onebasin.functional import (
     AnyInputs,
     inputs_of,
@@ -402,6 +402,7 @@ class Posterior(Result):
         """Names of running means that should be measured anew for each draw, as torch's norms call them."""
         return tuple(name for name in statistics_in(self.layout.buffer_names) if name not in self.constant_statistics)
 
+    @explained
     def draw(
         self,
         n: int,

@@ -70,6 +70,14 @@ def test_diagonal_has_mean_and_unbiased_deviation_of_the_population() -> None:
     assert title == "Posterior" and text.startswith("One diagonal Gaussian over 17 weights, 2 networks of storage; ")
 
 
+def test_draws_of_numpy_are_fitted_with_a_model_of_another_dtype() -> None:
+    model = nn.Linear(3, 2)
+    draws = torch.randn(5, 8, generator=seeded(1), dtype=torch.float64)
+    found = fit(Population.from_flat(draws.numpy(), model), model=model)
+    torch.testing.assert_close(vector(found.mean), draws.mean(0))
+    assert found.mean["weight"].dtype == torch.float64
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_narrow_weights_are_summed_wide_and_drawn_narrow(dtype: torch.dtype) -> None:
     # In half precision, 3,000 members of size 30 would sum beyond 65,504, and squares of 3e-4 vanish.
