@@ -1,11 +1,13 @@
 """onebasin: many neural networks of one architecture become one posterior that can be read.
 
 What is listed here is the public interface; anything else may change without notice. A name is imported when it is
-first asked for, so that reading a stored record needs no torch.
+first asked for, so that reading a stored record needs no torch. Functions refuse arguments that they do not have in a
+sentence (`errors.explained`).
 """
 
 from importlib import import_module
 from importlib.metadata import version
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -340,7 +342,11 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     for package, names in _HOMES.items():
         if name in names:
-            value = globals()[name] = getattr(import_module(f"{__name__}.{package}"), name)
+            value = getattr(import_module(f"{__name__}.{package}"), name)
+            if isinstance(value, FunctionType):
+                value = import_module(f"{__name__}.errors").explained(value)
+                value.__module__ = __name__  # where pickle finds it
+            globals()[name] = value
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

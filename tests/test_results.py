@@ -255,6 +255,37 @@ def test_titles_tell_results_of_one_kind_apart(tmp_path: Path) -> None:
         one.plot("path")
 
 
+def test_sentences_of_a_page_say_whose_they_are(tmp_path: Path) -> None:
+    text = ob.report(tmp_path / "page", ob.fit(networks()), ob.fit(networks()), networks(), figures=False).read_text()
+    for title in ("Posterior", "Posterior (2)", "Population of 6 networks"):
+        assert f">{title}</h2>" in text and f"<li>{title}: " in text
+
+
+def test_scores_are_in_the_glossary_of_the_page(tmp_path: Path) -> None:
+    found = ob.evaluate(MODEL, networks(), DATA, ood=3 * INPUTS, n_resamples=2)
+    glossary = ob.report(tmp_path / "page", found, figures=False).read_text().split("Glossary</h2>")[1]
+    names = [*found.in_distribution, *found.detection, *found.detection["msp"]]
+    for name in names:
+        assert f"<dt>{name.replace('_', ' ')}</dt>" in glossary
+    assert "accuracy" in names and "energy" in names and "fpr95_out" in names
+
+
+def test_many_tensors_are_rows_of_a_map_and_few_are_outlines() -> None:
+    few, many = (ob.Population.from_stacked({f"w{n}": torch.randn(4, 9) for n in range(count)}) for count in (3, 5))
+    panels = [next(item for item in one.record().items if isinstance(item, Figure)).panels[0] for one in (few, many)]
+    assert [panel.kind for panel in panels] == ["histogram", "heat"]
+    assert len(panels[1].grid) == len(panels[1].y.names) == 5
+    assert all(max(filter(None, row)) == 1.0 for row in panels[1].grid)
+
+
+def test_counts_have_no_ticks_between_whole_numbers() -> None:
+    import matplotlib.pyplot as plt
+
+    axes = ob.align(networks(5), symmetry()).plot(figure="sweeps")
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())
+    plt.close("all")
+
+
 def test_networks_and_posteriors_saved_as_json_are_records(tmp_path: Path) -> None:
     population = networks()
     for number, result in enumerate((population, ob.fit(population))):

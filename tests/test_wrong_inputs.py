@@ -1,5 +1,7 @@
 """Wrong inputs all over the public interface: each is refused in one sentence, before the work where that counts."""
 
+import inspect
+import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -123,6 +125,64 @@ def rows() -> list[ROW]:
         # words
         ("an old word", lambda: ob.predict(MODEL, P, X, output="values"), "write quantity='values'"),
         ("no such quantity", lambda: ob.predict(MODEL, P, X, quantity="logit"), "expected quantity to be one of"),
+        # calls that do not fit the signature
+        (
+            "inputs and targets apart",
+            lambda: ob.evaluate(MODEL, Q, X, Y),
+            r"found two: write evaluate\(model, networks",
+        ),
+        (
+            "the same in barrier",
+            lambda: ob.barrier(MODEL, P[0], P[1], X, Y),
+            r"write barrier\(model, a, b, \(inputs, tar",
+        ),
+        ("the same in sample", lambda: ob.sample(MODEL, X, Y), r"a tensor \(12, 3\): give \(x, y\)"),
+        ("a misspelt option", lambda: ob.align(P, SYMMETRY, refrence="first"), "'refrence': did you mean 'reference'"),
+        ("the same of a method", lambda: ob.HMC(drows=3), "HMC has no option 'drows': did you mean 'draws'"),
+        (
+            "the same of a metric",
+            lambda: ob.metrics.ece(X.softmax(1), Y, bin=3),
+            "no option 'bin': did you mean 'bins'",
+        ),
+        ("the same of facts", lambda: ob.Population.from_models([MODEL], chian=[0]), "'chian': did you mean 'chain'"),
+        ("options by place", lambda: ob.HMC(3), r"HMC takes no argument by place, found 1: .*HMC\(epochs=...\)"),
+        (
+            "too much",
+            lambda: ob.diversity(MODEL, P, X, X),
+            r"3 arguments by place \(model, networks, inputs\), found 4",
+        ),
+        ("no data", lambda: ob.evaluate(MODEL, Q), r"needs data, .*: write evaluate\(model, networks, data\)"),
+        ("no symmetry", lambda: ob.align(P), r"align needs symmetry, .*: write align\(population, symmetry\)"),
+        ("no generator", lambda: Q.draw(5), r"write Posterior.draw\(n, generator\)"),
+        ("twice", lambda: ob.predict(MODEL, Q, X, inputs=X), "given inputs twice, by its place and by its name"),
+        # one noun for another
+        ("a posterior in fit", lambda: ob.fit(Q), "expected a Population as population of fit, found Posterior"),
+        (
+            "swapped in refine",
+            lambda: ob.refine(MODEL, P, Q, X),
+            "a Posterior as posterior of refine, found Population",
+        ),
+        ("a population in distance", lambda: ob.distance(Q, P, SYMMETRY), "a Posterior as q of distance, found Popul"),
+        (
+            "a symmetry in transpositions",
+            lambda: ob.transpositions(SYMMETRY),
+            "an Element as element of transpositions",
+        ),
+        ("a population in apply", lambda: SYMMETRY.apply(P, Q), "an Element as element of Symmetry.apply, found Pop"),
+        ("a model in weight_diagnostics", lambda: ob.weight_diagnostics(MODEL), "expected a Population as population"),
+        ("swapped in population_map", lambda: ob.population_map(SYMMETRY, P), "population_map, found Symmetry"),
+        (
+            "a posterior for a path",
+            lambda: ob.load_posterior(Q),
+            "expected a path as path of load_posterior, found Post",
+        ),
+        ("a list of paths", lambda: ob.Population.open(["a", "b"]), "a path as path of Population.open, found list"),
+        # values of options
+        ("a name for a number", lambda: P["0.weight"], r"population.tensor\(name\) is a tensor"),
+        ("no such tensor", lambda: P.select("0.wieght"), "names out of 0.weight, .* found '0.wieght'"),
+        ("a text for chains", lambda: ob.Population.from_models([MODEL], chain="a"), "chain as one number per member"),
+        ("a number for axes", lambda: ob.fit(P).plot(3), "panels, found 0 axes"),
+        ("progress", lambda: ob.align(P, SYMMETRY, progress=3), "found 3: give progress=True"),
         ("raw in diagnose", lambda: ob.diagnose(None, P, quantity="raw"), 'give quantity="values"'),
     ]  # fmt: skip
 
@@ -139,6 +199,24 @@ def test_a_wrong_input_gets_its_sentence(call: Callable[[], Any], sentence: str)
     assert "\n" not in text and 20 < len(text) < 300
     assert not re.search(r"Traceback|object at 0x|NoneType", text)
     assert sum(CALLS) <= 40  # a trial with a few examples, never every network on everything
+
+
+def test_errors_from_inside_a_function_stay_what_they_are() -> None:
+    def broken(left: str, right: object) -> str:
+        return left + right  # type: ignore[operator]
+
+    with pytest.raises(TypeError, match="can only concatenate"):
+        ob.errors.explained(broken)("a", 1)
+    assert inspect.signature(ob.errors.explained(broken)) == inspect.signature(broken)
+
+
+def test_public_functions_show_their_own_signature_and_can_be_sent() -> None:
+    from onebasin.evaluation import evaluate
+
+    assert inspect.signature(ob.evaluate) == inspect.signature(evaluate)
+    assert ob.evaluate.__doc__ == evaluate.__doc__
+    assert pickle.loads(pickle.dumps(ob.evaluate)) is ob.evaluate
+    assert [name for name in inspect.signature(ob.HMC).parameters][:2] == ["epochs", "batch"]
 
 
 def test_labels_are_checked_before_the_networks_run() -> None:

@@ -40,7 +40,7 @@ from onebasin.alignment.match import check_network, lightest
 from onebasin.alignment.transpositions import Transpositions, transpositions
 from onebasin.errors import InputError, StorageError
 from onebasin.functional import inputs_of
-from onebasin.parallel import Executor, Progress, executor_for, one_thread
+from onebasin.parallel import Executor, Progress, executor_for, one_thread, progress_of
 from onebasin.population import MANIFEST, Population, chain_series, check_population, missing_shards, shard_tensors
 from onebasin.reporting import (
     Axis,
@@ -207,7 +207,7 @@ def align(
     kind: str = "uncentred",
     workers: int | None = None,
     executor: str | Executor | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     finish: Callable[[Alignment], None] | None = None,
 ) -> Alignment:
     """Move every member of a population into one basin.
@@ -230,7 +230,8 @@ def align(
         kind: for by="activations", "uncentred" (as paper 1), "centred" or "correlation".
         workers: processes on this machine; without effect on the result.
         executor: "local" or the address of a Ray cluster, or an open executor.
-        progress: called with (members done in this sweep, members, what is being done).
+        progress: True for a line on stderr with the time left, or a function that is called with (members done in this
+            sweep, members, what is being done).
         finish: called with the Alignment when the moved networks are written. The run is over only when it returns: if
             it is interrupted, the same call goes on and finishes too.
 
@@ -262,7 +263,7 @@ def align(
     with one_thread(), executor_for(workers, executor) as opened:
         current = AlignmentState(population, symmetry)
         journal = Journal(None if path is None else Path(path), current, current.check(opened), settings.key())
-        run = _Run(current, settings, journal, opened, progress)
+        run = _Run(current, settings, journal, opened, progress_of(progress))
         alignment = run.align(None if path is None else Path(path))
         if finish is not None:
             finish(alignment)

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
 from onebasin.errors import InputError, SpecError
-from onebasin.parallel import Executor, Progress, executor_for, one_thread
+from onebasin.parallel import Executor, Progress, executor_for, one_thread, progress_of
 from onebasin.population import Population, block_members, chain_series, map_blocks
 from onebasin.reporting import (
     Axis,
@@ -986,7 +986,11 @@ class Balanced(Result):
     def record(self) -> Record:
         """Masses over members and by tensor, before and after."""
         mean = float(self.excess.mean())
-        text = (f"The networks were {mean:.2f} % heavier than their functions need, on average.", *self._remarks)
+        count = len(self.mass_before)
+        text = (
+            f"The networks were {mean:.2f} % heavier than their functions need, on average. {self._head}.",
+            *self._remarks,
+        )
         masses = tuple(
             cells_of(name, *map(float, (values.min(), values.mean(), values.max())))
             for name, values in (
@@ -1033,7 +1037,7 @@ class Balanced(Result):
         ]
         return result_record(
             "balance",
-            self._head,
+            f"Balance of {count:,} network{'s' if count != 1 else ''}",
             text,
             (
                 Table("masses", "How heavy are the networks?", _MASSES, masses),
@@ -1154,7 +1158,7 @@ def balance(
     sweeps: int = 1000,
     workers: int | None = None,
     executor: str | Executor | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Balanced:
     """Move networks along their orbits of positive scales to the point of least mass.
 
@@ -1170,7 +1174,8 @@ def balance(
         sweeps: give up after this many; `Balanced.imbalance` tells what is left.
         workers: processes on this machine, for a population; without effect on the result.
         executor: "local" or the address of a Ray cluster, or an open executor.
-        progress: called with (members done, members, what is being done).
+        progress: True for a line on stderr with the time left, or a function that is called with (members done,
+            members, what is being done).
     """
     if isinstance(what, nn.Module):
         raise InputError("balance moves a State or a Population, found a module: give model.state_dict()")
@@ -1193,9 +1198,11 @@ def balance(
         moved = apply_block(ExpandedElement(symmetry, balancer.element(result)), stacked, 0, "value")
         return moved, replace(result, layers=balancer.layers(stacked, moved))
 
+    listener = progress_of(progress)
+
     def report(done: int, members: int) -> None:
-        if progress is not None:
-            progress(done, members, "balancing")
+        if listener is not None:
+            listener(done, members, "balancing")
 
     small, large = (block_members(what.spec, size) for size in (_SMALL_BLOCK, _LARGE_BLOCK))
     size, folder = min(large, max(small, _FEW)), None if path is None else Path(path)

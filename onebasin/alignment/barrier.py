@@ -35,7 +35,7 @@ from onebasin.functional import (
     wide_outputs,
 )
 from onebasin.metrics import COLDEST, best_temperature
-from onebasin.parallel import Progress
+from onebasin.parallel import Progress, progress_of
 from onebasin.reporting import (
     Axis,
     Column,
@@ -168,7 +168,7 @@ def barrier(
     variance: str | None = None,
     loss: Loss = "cross-entropy",
     batch: int = BATCH,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Barrier:
     """Measure loss and error along the straight path from `a` to `b`; nothing is changed.
 
@@ -187,7 +187,8 @@ def barrier(
             norms like all else.
         loss: "cross-entropy", "mse" or a function, see `losses`.
         batch: largest number of examples in one forward pass.
-        progress: called with (networks on paths done, networks in all, which path).
+        progress: True for a line on stderr with the time left, or a function that is called with (networks on paths
+            done, networks in all, which path).
 
     Raises:
         SpecError: the networks are not two of this model.
@@ -196,7 +197,7 @@ def barrier(
     model = select_output(model, output)
     data, test = pair_of(data, model), None if test is None else pair_of(test, model)
     start, end = ends(a, b)
-    shown = Shown(progress, points * (1 if symmetry is None else 2))
+    shown = Shown(progress_of(progress), points * (1 if symmetry is None else 2))
     scores = _scorer(model, data, test, loss, batch)
 
     def path_to(state: State, name: str) -> Barrier:
@@ -452,7 +453,7 @@ def barrier_report(
     calibration: Data | None = None,
     loss: Loss = "cross-entropy",
     batch: int = BATCH,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> BarrierReport:
     """Measure the path from `a` to `b` several times, with one more correction each time; nothing is changed.
 
@@ -477,14 +478,15 @@ def barrier_report(
             them on `train` all the same.
         loss: "cross-entropy", "mse" or a function, see `losses`.
         batch: largest number of examples in one forward pass.
-        progress: called with (networks on paths done, networks in all, which correction).
+        progress: True for a line on stderr with the time left, or a function that is called with (networks on paths
+            done, networks in all, which correction).
     """
     model = select_output(model, output)
     train, test = pair_of(train, model), None if test is None else pair_of(test, model)
     calibration = train if calibration is None else pair_of(calibration, model)
     start, end = ends(a, b)
     scales = any(kind.endswith("scale") for space in symmetry.spaces for kind in space.generators)
-    shown = Shown(progress, points * (4 if scales else 3))
+    shown = Shown(progress_of(progress), points * (4 if scales else 3))
     scores = _scorer(model, train, test, loss, batch)
 
     def path_to(state: State, name: str) -> Step:

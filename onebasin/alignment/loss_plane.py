@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from onebasin.alignment.barrier import Network, aligned, ends
 from onebasin.errors import InputError
 from onebasin.functional import BATCH, Data, Loss, OutputPart, losses, pair_of, select_output
-from onebasin.parallel import Progress
+from onebasin.parallel import Progress, progress_of
 from onebasin.reporting import Axis, Column, Figure, Panel, Record, Result, Series, Table, cells_of, result_record
 from onebasin.state import State, trained_parameters
 from onebasin.symmetry import Symmetry
@@ -143,7 +143,7 @@ def loss_plane(
     loss: Loss = "cross-entropy",
     batch: int = BATCH,
     output: OutputPart = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> LossPlane:
     """Measure the loss on a grid of the plane through three networks; nothing is changed.
 
@@ -160,7 +160,8 @@ def loss_plane(
         batch: largest number of examples in one forward pass.
         output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
             or a place.
-        progress: called with (networks measured, networks in all, what is being done).
+        progress: True for a line on stderr with the time left, or a function that is called with (networks measured,
+            networks in all, what is being done).
 
     Raises:
         SpecError: the networks are not three of this model.
@@ -172,12 +173,13 @@ def loss_plane(
     data = pair_of(data, model)
     (first, second), (_, third) = ends(a, b), ends(a, c)
     names = trained_parameters(first, frozen=() if symmetry is None else symmetry.frozen)
+    listener = progress_of(progress)
     total = (points * points + 3) * (1 if symmetry is None else 2)
 
     def plane(triangle: tuple[State, State, State], done: int) -> LossPlane:
         def told(count: int) -> None:
-            if progress is not None:
-                progress(done + count, total, "measuring the loss on a plane")
+            if listener is not None:
+                listener(done + count, total, "measuring the loss on a plane")
 
         corners, inverse = _coordinates(triangle, names)
         exact = []

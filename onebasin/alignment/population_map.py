@@ -18,7 +18,7 @@ from torch import Tensor
 from onebasin.alignment.align import Alignment, align
 from onebasin.errors import InputError
 from onebasin.metrics import Within
-from onebasin.parallel import Progress
+from onebasin.parallel import Progress, progress_of
 from onebasin.population import BLOCK_BYTES, Population, chain_series
 from onebasin.reporting import Axis, Column, Figure, Panel, Record, Result, Table, cells_of, result_record
 from onebasin.state import check_spec, trained_parameters
@@ -156,7 +156,7 @@ def population_map(
     *,
     aligned: Alignment | Population | None = None,
     method: str = "mds",
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> PopulationMap:
     """Draw a population as points in two dimensions, as given and aligned.
 
@@ -166,7 +166,8 @@ def population_map(
         aligned: the result of an alignment that is there already, instead of `symmetry`.
         method: "mds" places networks so that distances are kept as well as possible; "pca" takes the two directions of
             largest variance.
-        progress: called with (numbers read of each network, numbers in all, what is being done).
+        progress: True for a line on stderr with the time left, or a function that is called with (numbers read of each
+            network, numbers in all, what is being done).
 
     Raises:
         InputError: there is no network, a method that does not exist, or both symmetry and aligned.
@@ -183,6 +184,7 @@ def population_map(
         raise InputError("expected at least one network to draw, found an empty population: add members")
     if symmetry is not None and aligned is not None:
         raise InputError("expected a symmetry or an aligned population, found both: leave one out")
+    progress = progress_of(progress)
     if symmetry is not None:
         aligned = align(population, symmetry, progress=progress)
     frozen = aligned.symmetry.frozen if isinstance(aligned, Alignment) else {}

@@ -31,9 +31,9 @@ from onebasin.functional import (
 )
 from onebasin.posterior import check_classes
 from onebasin.state import State
-from onebasin.storage import map_tensors, read_header
+from onebasin.storage import map_tensors, read_array, read_header
 
-_FILES = (".npz", ".safetensors")
+_FILES = (".npz", ".npy", ".safetensors")
 _TEXT = re.compile(r"(?P<name>.+?)(?:#(?P<split>\d+))?(?::(?P<part>train|test|all))?", re.DOTALL)
 
 
@@ -220,7 +220,7 @@ def _other(part: str | None) -> str:
 
 
 def _read_file(path: Path, *, limit: int | None, targets: bool) -> Examples:
-    stored = _stored(path)
+    stored = _stored(path, targets)
     wanted = _inputs_in(stored, path)
     goal = first_of(TARGETS, stored, path) if targets else None
     tensors = _tensors(path, [*wanted.values(), *([goal] if goal else [])])
@@ -252,18 +252,37 @@ def _inputs_in(stored: Iterable[str], path: Path) -> dict[str, str]:
     return named or {"": first_of(INPUTS, stored, path)}
 
 
-def _stored(path: Path) -> list[str]:
-    """The names in the file."""
+def _stored(path: Path, targets: bool) -> list[str]:
+    """The names in the file; of an .npy file also what the file of targets beside it gives."""
     if not path.is_file():
         raise StorageError(f"there is no file {path}: check the path of the data")
     if path.suffix == ".safetensors":
         return list(read_header(path).entries)
+    if path.suffix == ".npy":
+        beside = list(_npy_files(path))
+        if targets and "targets" not in beside:
+            raise InputError(
+                f"expected targets beside the inputs in {path}, found none: call the files x.npy and y.npy (or "
+                'inputs.npy and targets.npy), or write np.savez("data.npz", inputs=x, targets=y)'
+            )
+        return beside
     if path.suffix != ".npz":
         raise InputError(f"data are read from {DATA_GRAMMAR}; found {path}: save them as one of these")
     return stored_names(path)
 
 
+def _npy_files(path: Path) -> dict[str, Path]:
+    """The files of inputs and targets: y.npy belongs to x.npy, y_test.npy to x_test.npy, targets.npy to inputs.npy."""
+    word, rest, ending = path.stem.partition("_")
+    names = {"x": "y", "X": "yY", "inputs": ("targets",)}.get(word, ())
+    found = [one for name in names if (one := path.with_name(f"{name}{rest}{ending}{path.suffix}")).is_file()]
+    return {"inputs": path, "targets": found[0]} if found else {"inputs": path}
+
+
 def _tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return map_tensors(read_header(path), names)
+    if path.suffix == ".npy":
+        every = _npy_files(path)
+        return {name: read_array(every[name]) for name in names}
     return read_arrays(path, names.__contains__)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -73,7 +72,9 @@ def _bar(text: str) -> Iterator[Progress]:
 
 @contextmanager
 def _lines(text: str) -> Iterator[Progress]:
-    state = _Stage(text)
+    from onebasin.parallel import TimeLeft
+
+    state = TimeLeft(text)
     ended = threading.Event()
 
     def report() -> None:
@@ -87,47 +88,3 @@ def _lines(text: str) -> Iterator[Progress]:
     finally:
         ended.set()
         reporter.join()
-
-
-class _Stage:
-    """How far work is, as a line of a log: ``aligning: sweep 2, 30 of 120, 14 s, about 42 s left``."""
-
-    def __init__(self, text: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._text, self._clock = text, clock
-        self._began = clock()
-        self._points: list[tuple[int, float]] = []  # (done, when) at the begin of the stage, at its first news, and now
-        self._total, self._doing = 0, ""
-
-    def show(self, done: int, total: int, doing: str) -> None:
-        """Take the news."""
-        points = self._points
-        if total != self._total or (points and done < points[-1][0]):  # a stage begins
-            points.clear()
-        self._points = [*points[:2], (done, self._clock())]
-        self._total, self._doing = total, doing
-
-    def __str__(self) -> str:
-        parts = [f"{self._text}: {self._doing}" if self._doing else self._text]
-        if self._points:
-            parts.append(f"{self._points[-1][0]:,} of {self._total:,}")
-        parts.append(duration(self._clock() - self._began))
-        left = self._left()
-        return ", ".join([*parts, *([] if left is None else [f"about {duration(left)} left"])])
-
-    def _left(self) -> float | None:
-        """Seconds in proportion to those since the first news: what is loaded or compiled before it comes once."""
-        if len(self._points) < 2:
-            return None
-        (first, began), (last, now) = self._points[-2:]
-        return (now - began) / (last - first) * (self._total - last) if last > first else None
-
-
-def duration(seconds: float) -> str:
-    """Time as people say it.
-
-    >>> duration(7.2), duration(600), duration(9000)
-    ('7 s', '10 min', '2.5 h')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -14,7 +14,7 @@ from onebasin.reporting import report as write_page
 
 _SEVERAL = Path("onebasin-report")
 _MANIFEST = "population.json"  # of a population folder
-_NETWORKS = (".safetensors", ".pt", ".pth", ".npz", ".tgz", ".tar", ".nc")
+_NETWORKS = (".safetensors", ".pt", ".pth", ".npz", ".npy", ".tgz", ".tar", ".nc")
 
 
 @click.command()
@@ -28,7 +28,7 @@ _NETWORKS = (".safetensors", ".pt", ".pth", ".npz", ".tgz", ".tar", ".nc")
 )
 @click.option("--title", default="", metavar="TEXT", help="Title of the page. Default: that of what is shown.")
 @click.option("--figures/--no-figures", default=True, show_default=True, help="Also save figures as SVG, PDF and PNG.")
-@click.option("--model", metavar="MODEL", help="Model of draws in .npz or .nc files: path/to/file.py:factory.")
+@click.option("--model", metavar="MODEL", help="Model of draws in .npz, .npy or .nc files: path/to/file.py:factory.")
 @dtype_option
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 @debug

@@ -113,7 +113,8 @@ def sample(**options: Any) -> None:
     mnist, fashion-mnist, cifar10, cifar100 and uci/NAME, which lie in --data-dir; openml/NAME or openml/NUMBER. A word
     alone is the training part, NAME:test the test part, NAME:all both, and NAME#3 is division number 3, as in
     uci/boston#3:test; what comes undivided, as digits and OpenML do, is divided at random, three quarters to one.
-    Files: .npz or .safetensors with inputs (or x, X; inputs.NAME for each of several) and targets (or y, Y). Folders:
+    Files: .npz or .safetensors with inputs (or x, X; inputs.NAME for each of several) and targets (or y, Y); x.npy, if
+    y.npy lies beside it. Folders:
     of IDX files or of CIFAR batches. Functions: path/to/file.py:function or package.module:function without arguments,
     which returns (inputs, targets), or two such pairs for training and test. Undivided files and functions are taken
     whole; data.npz#0:train and data.npz#0:test divide them at random.

@@ -19,6 +19,6 @@ METHODS = (
 OWN_EXAMPLES = 1347  # of own data in `reproduce --preset quick`: as many as its digits have for training
 
 SIZE_GRAMMAR = "[NAME=][KIND:]SIZE, as in 2x3x32x32, ids:2x16, ids30522:2x16, bool:2x8 or mask=bool:2x8"
-_INPUT_FILES = ".npz or .safetensors with inputs (or x, X; inputs.NAME for each of several)"
+_INPUT_FILES = ".npz, .npy or .safetensors with inputs (or x, X; inputs.NAME for each of several)"
 INPUT_GRAMMAR = f"a word such as digits, mnist:test or uci/boston (see sample), or {_INPUT_FILES}"
 DATA_GRAMMAR = f"{INPUT_GRAMMAR} and targets (or y, Y)"

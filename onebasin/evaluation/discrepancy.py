@@ -51,7 +51,7 @@ from onebasin.metrics import (
     unbiased,
     weighted_statistics,
 )
-from onebasin.parallel import Executor, Progress, SerialExecutor, executor_for
+from onebasin.parallel import Executor, Progress, SerialExecutor, executor_for, progress_of
 from onebasin.population import Population, check_population
 from onebasin.posterior import Quantity, predict
 from onebasin.reporting import (
@@ -635,7 +635,7 @@ def discrepancy(
     layers: bool = True,
     seed: int = 0,
     scratch: PathLike | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Discrepancy:
@@ -672,7 +672,8 @@ def discrepancy(
         seed: seed of permutations and resamples.
         scratch: folder for populations in a normal form when they exceed 1 GB; the system's temporary folder by
             default.
-        progress: called with (steps done, steps, text) when a step begins.
+        progress: True for a line on stderr with the time left, or a function that is called with (steps done, steps,
+            text) when a step begins.
         workers: processes; the result does not depend on their number.
         executor: "local" or the address of a Ray cluster, or an open Executor.
 
@@ -702,9 +703,11 @@ def discrepancy(
     steps = ["comparing raw weights", *(f"comparing in the form {form}" for form in forms), "comparing functions"]
     total = len(steps) - (model is None)
 
+    listener = progress_of(progress)
+
     def show(step: int) -> None:
-        if progress is not None:
-            progress(step, total, steps[step])
+        if listener is not None:
+            listener(step, total, steps[step])
 
     compared: dict[str, Compared] = {}
     function = None

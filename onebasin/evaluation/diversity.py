@@ -30,7 +30,7 @@ from onebasin.functional import (
     select_output,
 )
 from onebasin.metrics import mutual_information, pairwise_mutual_information, pearson, spearman
-from onebasin.parallel import Executor, Progress, executor_for
+from onebasin.parallel import Executor, Progress, executor_for, progress_of
 from onebasin.population import Population
 from onebasin.posterior import (
     Networks,
@@ -576,7 +576,7 @@ def diversity(
     seed: int = 0,
     chunk: int | None = None,
     batch: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Diversity:
@@ -605,7 +605,8 @@ def diversity(
         seed: seed of the draws and of the choice.
         chunk: networks in one pass, as in `predict`.
         batch: examples in one pass, as in `predict`.
-        progress: called with (networks done, networks in all, "networks") in each pass over the networks.
+        progress: True for a line on stderr with the time left, or a function that is called with (networks done,
+            networks in all, "networks") in each pass over the networks.
         workers: processes; the result does not depend on their number.
         executor: "local" or the address of a Ray cluster, or an open Executor.
 
@@ -620,7 +621,9 @@ def diversity(
             "correct them"
         )
     numbers, networks, of = _chosen(networks, members, draws, seed)
-    options = PredictOptions(draws=draws, seed=seed, statistics=statistics, chunk=chunk, batch=batch, progress=progress)
+    options = PredictOptions(
+        draws=draws, seed=seed, statistics=statistics, chunk=chunk, batch=batch, progress=progress_of(progress)
+    )
     options, notes = stale_statistics(model, networks, inputs, options)
     pairs = Pairs.of(len(numbers), networks_of(networks, len(numbers), seed).chain)
     ood_matrix: Tensor | None = None

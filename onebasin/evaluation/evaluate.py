@@ -61,7 +61,7 @@ from onebasin.metrics import (
     total_variation,
     weighted_mean,
 )
-from onebasin.parallel import Executor, Progress, executor_for
+from onebasin.parallel import Executor, Progress, executor_for, progress_of
 from onebasin.population import Population
 from onebasin.posterior import Networks, Posterior, Predictive, PredictOptions, first_of, predict, stale_statistics
 from onebasin.reporting import Cell, Column, Figure, Record, Result, Table, as_number, result_record
@@ -154,6 +154,14 @@ class Evaluation(Result):
             (*self._tables(), *figures),
             values=self.to_dict(),
             settings=dict(self.settings),
+            terms={_words(name): _MEANINGS[name] for name in self._names() if name in _MEANINGS},
+        )
+
+    def _names(self) -> list[str]:
+        """Names of all numbers and scores, each once."""
+        numbers = [name for group in _GROUPS for name in getattr(self, group)]
+        return list(
+            dict.fromkeys([*numbers, *self.detection, *(name for own in self.detection.values() for name in own)])
         )
 
     def _answer(self) -> str:
@@ -179,7 +187,7 @@ class Evaluation(Result):
             rows = tuple(
                 (_words(score), *(as_number(*own[name]) for name in names)) for score, own in self.detection.items()
             )
-            columns = (Column("score"), *(Column(_words(name), digits=4) for name in names))
+            columns = (Column("score"), *(Column(_words(name), _MEANINGS.get(name, ""), digits=4) for name in names))
             title = "Telling out-of-distribution inputs from the examples"
             tables.append(Table("detection", title, columns, rows, errors))
         return tables
@@ -247,6 +255,29 @@ def _plain(estimate: Estimate) -> dict[str, float | None]:
     {'value': None, 'low': 2.0, 'high': None}
     """
     return {name: value if math.isfinite(value) else None for name, value in estimate._asdict().items()}
+
+
+_MEANINGS = {
+    "accuracy": "share of the examples whose most probable class is right",
+    "nll": "negative log likelihood: mean of minus the log probability of what was right, in nats",
+    "brier": "Brier score: mean square distance of the probabilities from 1 for the right class and 0 for the others",
+    "ece": "expected calibration error: mean difference of confidence and accuracy over 15 bins of the confidence",
+    "ace_class_wise": "adaptive calibration error over bins of equally many examples, for each class by itself",
+    "ace_top_label": "adaptive calibration error over bins of equally many examples, of the largest probability",
+    "mutual_information": "what the networks dispute: entropy of their average minus their average entropy, in nats",
+    "agreement": "share of the inputs with the same most probable class as the reference",
+    "total_variation": "mean over inputs of half the sum of differences of probabilities, to the reference",
+    "rmse": "root of the mean square error",
+    "auroc": "area under the ROC curve: the chance that a foreign input has the higher score than a familiar one",
+    "aupr_in": "area under the precision-recall curve, familiar examples called positive",
+    "aupr_out": "area under the precision-recall curve, foreign examples called positive",
+    "fpr95_in": "share of the foreign examples that pass for familiar where 95 % of the familiar ones do",
+    "fpr95_out": "share of the familiar examples that pass for foreign where 95 % of the foreign ones do",
+    "msp": "out-of-distribution score: minus the largest average probability (maximum softmax probability)",
+    "entropy": "out-of-distribution score: entropy of the average probabilities, in nats",
+    "max_logit": "out-of-distribution score: minus the largest average logit",
+    "energy": "out-of-distribution score: minus the log of the sum of exponentials of the average logits",
+}
 
 
 def _words(name: str) -> str:
@@ -538,7 +569,7 @@ def evaluate(
     seed: int = 0,
     chunk: int | None = None,
     batch: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Evaluation:
@@ -581,7 +612,8 @@ def evaluate(
         seed: seed of the draws, of the halves for the temperature, and of the bootstrap.
         chunk: networks in one pass, as in `predict`.
         batch: examples in one pass, as in `predict`.
-        progress: called with (networks done, networks in all, "networks") in each of the passes.
+        progress: True for a line on stderr with the time left, or a function that is called with (networks done,
+            networks in all, "networks") in each of the passes.
         workers: processes; the result does not depend on their number.
         executor: "local" or the address of a Ray cluster, or an open Executor.
 
@@ -604,7 +636,7 @@ def evaluate(
         statistics=statistics,
         chunk=chunk,
         batch=batch,
-        progress=progress,
+        progress=progress_of(progress),
     )
     notes: dict[str, None] = {}
     for each in (networks, reference):

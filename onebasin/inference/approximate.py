@@ -19,7 +19,7 @@ from onebasin.inference.likelihood import LogLikelihood, Noise
 from onebasin.inference.seeds import Streams
 from onebasin.inference.start import Start
 from onebasin.inference.target import PIECE, LogDensity, Scale
-from onebasin.parallel import Progress
+from onebasin.parallel import Progress, progress_of
 from onebasin.posterior import Gaussian, Posterior
 from onebasin.state import State
 
@@ -42,7 +42,7 @@ def approximate(
     chains_per_batch: int | None = None,
     chunk: int | None = None,
     threads: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **misplaced: Never,
 ) -> Posterior:
     """Fit a Gaussian to the posterior around each of several networks, and return their mixture.
@@ -89,7 +89,8 @@ def approximate(
         chains_per_batch=chains_per_batch, threads=threads,
     )  # fmt: skip
     batches, runner = job.batches(chunk), Runner(job)
-    report = None if progress is None else ProgressSum(progress, len(batches))
+    listener = progress_of(progress)
+    report = None if listener is None else ProgressSum(listener, len(batches))
     runner.plan = replace(runner.plan, draws=0)
     kernel = runner.plan.stages[-1].kernel
     components = getattr(kernel, "components", None)

@@ -23,7 +23,7 @@ from onebasin.functional import (
 )
 from onebasin.inference.kernel import Info, StepIndex
 from onebasin.metrics import ebfmi, ess, ranks, rhat
-from onebasin.parallel import Progress
+from onebasin.parallel import Progress, progress_of
 from onebasin.population import Population, check_population
 from onebasin.reporting import (
     SHOWN,
@@ -324,6 +324,8 @@ class Diagnosis(Result):
         sampler: how the sampler fared, from the population's provenance.
         aligned: tensor name -> the same of the aligned population, where one was given.
         traces: the output with the largest R-hat and the one with the median, along the chains.
+        quantity: what functions were compared as, "probabilities" or "values"; None where they were not looked at.
+        reasons: why it is this quantity, and what was taken for a chain; a sentence each.
     """
 
     functions: Mixing | None
@@ -333,6 +335,8 @@ class Diagnosis(Result):
     sampler: Mapping[str, Any] = field(default_factory=dict)
     aligned: Mapping[str, Mixing] = field(default_factory=dict)
     traces: tuple[Trace, ...] = field(default=(), compare=False)
+    quantity: str | None = None
+    reasons: tuple[str, ...] = ()
 
     @property
     def mixed(self) -> bool:
@@ -360,8 +364,8 @@ class Diagnosis(Result):
         figures += [self._tensors(answer)] if self.weights else []
         return result_record(
             "diagnosis",
-            f"Diagnosis of {self.chains} chains of {self.draws} draws",
-            answer,
+            f"Diagnosis of {self.chains} chain{'s' if self.chains != 1 else ''} of {self.draws} draws",
+            (answer, *self.reasons),
             (Table("mixing", "R-hat and effective sample sizes", _COLUMNS, tuple(rows)), *figures),
             values={
                 "chains": self.chains,
@@ -370,16 +374,20 @@ class Diagnosis(Result):
                 "weights": {name: _plain(own) for name, own in self.weights.items()},
                 "aligned": {name: _plain(own) for name, own in self.aligned.items()},
                 "sampler": encode(dict(self.sampler)),
+                "quantity": self.quantity,
             },
+            settings={} if self.quantity is None else {"quantity": self.quantity},
         )
 
     def _answer(self) -> str:
         if self.functions is not None:
-            verdict = "The chains have mixed" if self.mixed else "The chains have not mixed"
+            subject = "The chains have" if self.chains > 1 else "The chain has"
+            what = "probabilities" if self.quantity == "probabilities" else "outputs"
+            worst = f"{self.functions.worst_rhat:.3f}{'' if self.mixed else f', {MIXED} or more'}"
             return (
-                f"{verdict}: the worst R-hat of {self.functions.quantities:,} outputs is "
-                f"{self.functions.worst_rhat:.3f}{'' if self.mixed else f', {MIXED} or more'}, and the smallest "
-                f"effective sample size {self.functions.least_bulk:,.0f} of {self.chains * self.draws:,} draws."
+                f"{subject} {'' if self.mixed else 'not '}mixed: the worst R-hat of {self.functions.quantities:,} "
+                f"{what} is {worst}, and the smallest effective sample size {self.functions.least_bulk:,.0f} of "
+                f"{self.chains * self.draws:,} draws."
             )
         mixed, every = _share_mixed(self.weights)
         moved = f", {_share_mixed(self.aligned)[0]:.1%} once they are aligned" if self.aligned else ""
@@ -413,7 +421,7 @@ def diagnose(
     output: OutputPart = None,
     weights: bool = True,
     aligned: Any = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Diagnosis:
     """R-hat and effective sample sizes in function space and in weight space.
 
@@ -421,14 +429,15 @@ def diagnose(
         model: the function; None to look at weights only.
         population: draws of several chains (`population.chain`); at least 4 of each.
         inputs: where functions are compared, as in `predict`; None without a model.
-        quantity: "probabilities" applies a softmax, "values" takes outputs as they are; by default what the likelihood
-            of the run suggests.
+        quantity: "probabilities" applies a softmax, "values" takes outputs as they are; by default probabilities for
+            draws of a run of `sample` with classes, and values for all others, as the result says.
         output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
             or a number.
         weights: whether weights are looked at.
         aligned: what `align` returned, or the same networks after it, in the same order, whose weights are looked at
             as well: chains that agree as functions agree as weights only once their symmetries are gone.
-        progress: called with (parts done, parts, which part): the functions, then every tensor.
+        progress: True for a line on stderr with the time left, or a function that is called with (parts done, parts,
+            which part): the functions, then every tensor.
     """
     if quantity not in (None, "probabilities", "values"):
         near = "probabilities" if str(quantity).startswith("p") else "values"
@@ -452,9 +461,11 @@ def diagnose(
     real = [name for name, tensor in population.spec.items() if tensor.dtype.is_floating_point] if weights else []
     parts = [*([] if model is None else ["functions"]), *real]
 
+    listener = progress_of(progress)
+
     def show(part: str) -> None:
-        if progress is not None:
-            progress(parts.index(part), len(parts), part)
+        if listener is not None:
+            listener(parts.index(part), len(parts), part)
 
     def mixing_of(name: str) -> Mixing:
         show(name)
@@ -462,18 +473,26 @@ def diagnose(
 
     functions: Mixing | None = None
     traces: tuple[Trace, ...] = ()
+    chosen, reasons = None, []
     if model is not None and inputs is not None:
         show("functions")
         model = select_output(model, output)
         values = predictions(model, population, inputs_of(inputs, model))
-        if (quantity or _suggested(population)) == "probabilities":
+        chosen, reason = _compared_as(population, quantity, classes=values.dim() > 2 and values.shape[-1] > 1)
+        reasons.append(reason)
+        if chosen == "probabilities":
             values = values.softmax(-1)
         functions, traces = mixing(values[rows]), _traces(values[rows])
     each = {name: mixing_of(name) for name in real}
     varying = {name: one for name, one in each.items() if one.quantities}
     moved = {} if aligned is None else {name: mixing(aligned.tensor(name)[rows]) for name in varying}
     told = population.provenance.get("diagnostics", {})
-    return Diagnosis(functions, varying, rows.shape[0], rows.shape[1], told, moved, traces)
+    if population.chain is None:
+        reasons.append(
+            f"The population has no chain numbers: all {len(population):,} networks were taken for one chain, in their "
+            "order, and R-hat compares its two halves only; give chain=, one number per network, where it is made."
+        )
+    return Diagnosis(functions, varying, rows.shape[0], rows.shape[1], told, moved, traces, chosen, tuple(reasons))
 
 
 def _traces(values: Tensor) -> tuple[Trace, ...]:
@@ -539,5 +558,12 @@ def _largest(values: Tensor) -> float:
     return float(values.nan_to_num(nan=float("inf"), posinf=float("inf"), neginf=-float("inf")).max())
 
 
-def _suggested(population: Population) -> str:
-    return "probabilities" if population.provenance.get("likelihood") == "categorical" else "values"
+def _compared_as(population: Population, wanted: str | None, *, classes: bool) -> tuple[str, str]:
+    """What functions are compared as, and a sentence about it; `classes`: whether outputs may be those of classes."""
+    likelihood = population.provenance.get("likelihood")
+    quantity = wanted or ("probabilities" if likelihood == "categorical" else "values")
+    if quantity == "probabilities":
+        return quantity, "Functions were compared as probabilities: a softmax of what the model returns."
+    unsure = classes and not wanted and not likelihood
+    hint = '; of a classifier quantity="probabilities" compares what it predicts' if unsure else ""
+    return quantity, f"Functions were compared as values: what the model returns, without a softmax{hint}."

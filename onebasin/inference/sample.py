@@ -33,7 +33,7 @@ from onebasin.inference.kernel import Method, check_counts
 from onebasin.inference.likelihood import LogLikelihood, Noise
 from onebasin.inference.start import Start
 from onebasin.inference.target import PIECE, LogDensity, Scale
-from onebasin.parallel import Executor, Progress, SerialExecutor, executor_for
+from onebasin.parallel import Executor, Progress, SerialExecutor, executor_for, progress_of
 from onebasin.population import Population
 from onebasin.state import as_spec
 
@@ -59,7 +59,7 @@ def sample(
     threads: int | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     **misplaced: Never,
 ) -> Population:
     """Draw networks from the posterior over a model's weights.
@@ -101,7 +101,8 @@ def sample(
         workers: processes, 1 by default; draws do not depend on their number. On a cluster, batches worked on at once.
         executor: "local" to start Ray on this machine, the address of a Ray cluster to join, or an open `Executor`.
             All its machines must see the folder of the run.
-        progress: called with (gradients done, gradients in all, a sentence).
+        progress: True for a line on stderr with the time left, or a function that is called with (gradients done,
+            gradients in all, a sentence).
         **misplaced: none; options of the method belong to the method.
 
     Returns:
@@ -116,7 +117,7 @@ def sample(
         chains_per_batch=chains_per_batch, threads=threads,
     )  # fmt: skip
     check_counts(1, workers=workers, chunk=chunk)
-    place = _Execution(chunk, workers, executor, progress)
+    place = _Execution(chunk, workers, executor, progress_of(progress))
     if path is not None:
         return _on_disk(job, place, Path(path))
     if (executor is None and (workers or 1) == 1) or isinstance(executor, SerialExecutor):

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from onebasin.errors import InputError
+from onebasin.errors import InputError, explained
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -24,6 +24,8 @@ def accepts_arrays(function: Callable[Arguments, Result]) -> Callable[Arguments,
     annotations = getattr(function, "__annotations__", {})
     begins_with_tensor = str(next(iter(annotations.values()), "")).split(".")[-1].rstrip("'>") == "Tensor"
 
+    call = explained(function)
+
     @wraps(function)
     def converting(*arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
         if begins_with_tensor and arguments and isinstance(arguments[0], list | str):
@@ -31,7 +33,7 @@ def accepts_arrays(function: Callable[Arguments, Result]) -> Callable[Arguments,
                 f"expected a tensor or an array in {getattr(function, '__name__', 'the metric')}, found a "
                 f"{type(arguments[0]).__name__}: give torch.tensor(...) of it"
             )
-        given: Any = function
+        given: Any = call
         result: Result = given(*map(_tensor, arguments), **{name: _tensor(value) for name, value in options.items()})
         return result
 

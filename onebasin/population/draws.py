@@ -125,5 +125,5 @@ def _flat_name(arrays: Mapping[str, Tensor], spec: Spec, where: str, axes: Seque
     found = ", ".join(f"{name} {tuple(value.shape)}" for name, value in list(arrays.items())[:_SHOWN]) or "no array"
     raise SpecError(
         f"expected draws of {', '.join(missing)} or one array (draws, {size}) of flat networks in {where}, found "
-        f"{found}: name and shape the arrays like the state dict of the model"
+        f"{found}: name and shape the arrays like the state dict of the model, dense kernels as (outputs, inputs)"
     )

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from onebasin.errors import InputError, StorageError
-from onebasin.parallel import Progress
+from onebasin.parallel import Progress, progress_of
 from onebasin.population.archive import contents_of, is_archive, networks_in, ordered_networks
 from onebasin.population.files import is_pretrained, weight_files
 from onebasin.population.member_storage import gather
@@ -87,7 +87,7 @@ def import_networks(
     *,
     spec: Architecture | None = None,
     dtype: torch.dtype | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> Path:
     """Write the networks of a source into a new population folder; call it again after an interruption.
 
@@ -100,7 +100,8 @@ def import_networks(
         spec: refuse networks of other names or shapes than this spec, state or module; a shared prefix of names is
             stripped. Files may hold the tied weights of a module once.
         dtype: convert floating-point tensors to it; None keeps theirs, which must be one and the same.
-        progress: called with networks done, all networks, and what is being done.
+        progress: True for a line on stderr with the time left, or a function that is called with networks done, all
+            networks, and what is being done.
 
     Returns:
         The folder. If it is there already and holds this very import, nothing is done.
@@ -110,7 +111,7 @@ def import_networks(
         StorageError, UnsafeFileError, SpecError: something in the source cannot be read or differs.
         DiskError: the disk is full.
     """
-    target, show = Path(folder), progress or (lambda done, members, doing: None)
+    target, show = Path(folder), progress_of(progress) or (lambda done, members, doing: None)
     if is_taken(target) and not (target / MANIFEST).exists():
         raise InputError(f"expected a new or empty folder, but {target} holds something else: choose another path")
     tied = shared_names(spec) if isinstance(spec, nn.Module) else {}

@@ -43,9 +43,9 @@ from onebasin.population.shard import (
 )
 from onebasin.population.writer import member_bytes
 from onebasin.state import Spec, TensorSpec, check_spec, spec_of
-from onebasin.storage import leftovers, read_arrays, read_header
+from onebasin.storage import leftovers, read_array, read_arrays, read_header
 
-DRAWS = (".npz", ".nc")  # arrays of draws, which only a spec makes networks
+DRAWS = (".npz", ".npy", ".nc")  # arrays of draws, which only a spec makes networks
 Precision = torch.dtype | Literal["stored"] | None
 IN_MEMORY = 1 << 30  # bytes of networks in archives that are opened at once; more must be imported
 
@@ -295,6 +295,8 @@ def _open_draws(path: Path, expected: Spec | None) -> StoredMembers:
         raise StorageError(f"{path} does not exist: check the path")
     if path.suffix.lower() == ".npz":
         draws = stack_draws(read_arrays(path), expected, str(path))
+    elif path.suffix.lower() == ".npy":
+        draws = stack_draws({path.stem: read_array(path)}, expected, str(path))
     else:
         draws = stack_draws(posterior_arrays(path)[0], expected, str(path), axes=(2,))
     source = MemorySource(draws.stacked, len(next(iter(draws.stacked.values()))))

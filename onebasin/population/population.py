@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, SpecError
+from onebasin.errors import InputError, SpecError, explained
 from onebasin.parallel import Executor, SerialExecutor
 from onebasin.population.arviz import OUTPUTS, posterior_arrays, tree
 from onebasin.population.check import source_problems
@@ -23,7 +23,7 @@ from onebasin.population.map import map_members
 from onebasin.population.member_storage import MemorySource, Source, consecutive, gather
 from onebasin.population.open import Precision, Wanted, concatenate_values, open_members
 from onebasin.population.shard import block_spec
-from onebasin.population.show import population_record
+from onebasin.population.show import population_record, population_title
 from onebasin.population.writer import (
     SHARD_BYTES,
     PopulationWriter,
@@ -99,6 +99,7 @@ class Population(Result):
     where: str = "in memory"
 
     @classmethod
+    @explained
     def from_stacked(
         cls,
         tensors: Mapping[str, Any],
@@ -146,6 +147,7 @@ class Population(Result):
         return cls.from_stacked(_stack_states(states), **facts)
 
     @classmethod
+    @explained
     def from_models(cls, models: Iterable[nn.Module], **facts: Any) -> Population:
         """Stack the states of modules of one architecture; the modules are not kept."""
         given: list[Any] = [models] if isinstance(models, nn.Module | Mapping) else list(models)
@@ -161,6 +163,7 @@ class Population(Result):
         return cls.from_states([state_of(model) for model in given], **facts)
 
     @classmethod
+    @explained
     def from_flat(cls, matrix: Any, spec: Architecture, **facts: Any) -> Population:
         """Cut a matrix (members, D), or (chains, draws, D) as samplers return it, into tensors; see `restore`.
 
@@ -180,6 +183,7 @@ class Population(Result):
         return cls.from_stacked(restore(rows, as_spec(spec), buffers), **facts)
 
     @classmethod
+    @explained
     def from_arviz(cls, data: Any, spec: Architecture | None = None, **facts: Any) -> Population:
         """Take the draws (chain, draw, *shape) of an ArviZ posterior, chains laid end to end.
 
@@ -206,6 +210,7 @@ class Population(Result):
         return cls.from_stacked(stacked, **{**known, "provenance": provenance, **facts})
 
     @classmethod
+    @explained
     def open(
         cls,
         path: PathLike,
@@ -220,8 +225,9 @@ class Population(Result):
         Args:
             path: a folder with `population.json`, or with .safetensors, .pt, .pth, .th or .ckpt files (one network
                 each, in natural order of their names), or one such file; .tgz or .tar archives of safetensors files,
-                read into memory; a folder of `save_pretrained`; draws in .npz or .nc (ArviZ) files, which need `spec`
-                and are read into memory; a pattern of these; or hf://OWNER/NAME on the hub. Torch files never run code.
+                read into memory; a folder of `save_pretrained`; draws in .npz, .npy or .nc (ArviZ) files, which need
+                `spec` and are read into memory; a pattern of these; or hf://OWNER/NAME on the hub. Torch files never
+                run code.
             spec: refuse members that differ from this spec, state or module; a shared prefix of names is stripped.
             dtype: convert floating-point tensors to it when they are read, as in a folder of mixed precision; "stored":
                 `spec` says names and shapes only, and dtypes are those of the first file; None: dtypes must agree.
@@ -317,26 +323,26 @@ class Population(Result):
     @property
     def title(self) -> str:
         """One line: number of networks, tensors and weights, dtypes, size and place."""
+        return f"{population_title(len(self))}: {self._content}"
+
+    @property
+    def _content(self) -> str:
         weights = sum(tensor.size for tensor in self.spec.values())
         dtypes = "/".join(dict.fromkeys(dtype_name(tensor.dtype) for tensor in self.spec.values()))
-        members = f"{len(self):,} network{'s' if len(self) != 1 else ''}"
         place = self.where if self.where == "in memory" else f"at {self.where}"
-        return (
-            f"Population of {members}: {len(self.spec)} tensors, {weights:,} weights each, {dtypes}, "
-            f"{self.nbytes / 1e6:,.1f} MB {place}"
-        )
+        return f"{len(self.spec)} tensors, {weights:,} weights each, {dtypes}, {self.nbytes / 1e6:,.1f} MB {place}"
 
     def record(self) -> Record:
         """Tables of tensors and chains; weights and norms of at most 500 networks, about 64 MB, which are read."""
-        return population_record(self, self.title)
+        return population_record(self, self._content)
 
     def __str__(self) -> str:
         """The tables, for which no weight is read."""
-        return text_of(population_record(self, self.title, figures=False))
+        return text_of(population_record(self, self._content, figures=False))
 
     def _repr_html_(self) -> str:
         """The tables as HTML, for which no weight is read."""
-        return html_of(population_record(self, self.title, figures=False))
+        return html_of(population_record(self, self._content, figures=False))
 
     def member(self, index: int) -> State:
         """Return one network as a fresh dict that `load_state_dict` accepts; negative counts from the end."""
@@ -462,6 +468,8 @@ class Population(Result):
         >>> Population.from_stacked({"w": torch.zeros(4, 2), "b": torch.zeros(4)}).select("b").names
         ('b',)
         """
+        if missing := [name for name in names if name not in self.spec]:
+            raise SpecError(f"expected names out of {', '.join(self.names)}, found {missing[0]!r}: correct the name")
         sources = tuple(
             MemorySource({name: source.tensors[name] for name in names}, source.count)
             if isinstance(source, MemorySource)
@@ -622,7 +630,12 @@ def _member_values(values: Any, count: int, dtype: torch.dtype, what: str) -> Te
     """Return one value per member (count,), or None."""
     if values is None:
         return None
-    result = torch.as_tensor(values).detach().to(device="cpu", dtype=dtype)
+    try:
+        result = torch.as_tensor(values).detach().to(device="cpu", dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"expected {what} as one number per member, found {type(values).__name__}: give a list of {count} numbers"
+        ) from error
     if tuple(result.shape) != (count,):
         raise InputError(
             f"expected {what} of shape ({count},), one per member, found {tuple(result.shape)}: give one per member"
@@ -637,7 +650,13 @@ def _rows(index: slice | Sequence[int] | Tensor, count: int) -> Tensor:
         return torch.arange(
             chosen.start, chosen.start + len(chosen) * chosen.step, chosen.step
         )  # torch has no negative slices
-    rows = torch.as_tensor(index).cpu()
+    try:
+        rows = torch.as_tensor(index).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(
+            f"expected the number of a network, a slice or a list of numbers, found {index!r}: population.tensor(name) "
+            "is a tensor of all networks"
+        ) from error
     if rows.dtype == torch.bool:
         if tuple(rows.shape) != (count,):
             raise InputError(f"expected a mask of shape ({count},), found {tuple(rows.shape)}: give one per member")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from onebasin.population.writer import block_members
 from onebasin.reporting import (
+    Axis,
     Column,
     Figure,
     Number,
@@ -26,16 +28,17 @@ if TYPE_CHECKING:
     from onebasin.population.population import Population
 
 MEMBERS = 500  # networks that a figure reads, at most
-_TENSORS, _BINS, _WIDE = 6, 48, 4.5  # tensors of a histogram, its bins, and its reach in standard deviations
+_OVERLAID, _TENSORS = 3, 12  # tensors of a histogram, whose outlines would hide each other, and rows of a map instead
+_BINS, _WIDE = 48, 4.5  # bins of both, and their reach in standard deviations
 _LEGEND, _WRITTEN = 12, 24  # chains with a name in the legend, and points that have a short name
 
 
-def population_record(population: Population, title: str, *, figures: bool = True) -> Record:
+def population_record(population: Population, content: str, *, figures: bool = True) -> Record:
     """The record of a population; without figures no weight is read.
 
     Args:
         population: the networks.
-        title: one line about them.
+        content: what a network is made of, in one line.
         figures: draw weights and norms of at most `MEMBERS` networks, fewer where they are large.
     """
     spec = population.spec
@@ -47,7 +50,7 @@ def population_record(population: Population, title: str, *, figures: bool = Tru
     heads = (Column("tensor"), Column("shape"), Column("dtype"), Column("numbers", "in one network", digits=0))
     items: list[Table | Figure] = [Table("tensors", "What does each network hold?", heads, rows)]
     chains = dict[int, int]()
-    text = "The networks are not divided into chains."
+    text = "The networks carry no chain numbers."
     if population.chain is not None:
         numbers, counts = population.chain.unique(return_counts=True)
         chains = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
@@ -62,8 +65,8 @@ def population_record(population: Population, title: str, *, figures: bool = Tru
         items += _figures(population)
     return result_record(
         "population",
-        title,
-        text,
+        population_title(len(population)),
+        f"{content[:1].upper()}{content[1:]}. {text}",
         items,
         values={
             "members": len(population),
@@ -73,6 +76,11 @@ def population_record(population: Population, title: str, *, figures: bool = Tru
             "provenance": dict(population.provenance),
         },
     )
+
+
+def population_title(members: int) -> str:
+    """The title of a population, here and in its one line."""
+    return f"Population of {members:,} network{'s' if members != 1 else ''}"
 
 
 def _figures(population: Population) -> Iterator[Figure]:
@@ -86,16 +94,26 @@ def _figures(population: Population) -> Iterator[Figure]:
     block = {name: _wide(value) for name, value in part.stacked().items()}
     what = f"{count:,} of {len(population):,} networks, evenly spread" if count < len(population) else "all networks"
     series, spread = _histograms(block)
-    yield one_panel(
-        "weights",
-        "How are the weights distributed?",
-        f"Weights of {what}, by tensor; their root mean square is {spread:.3g}."
-        + (f" The {_TENSORS} largest of {len(names)} tensors." if len(names) > _TENSORS else ""),
-        "histogram",
-        "weight",
-        "share of the weights",
-        series=series,
+    caption = f"Weights of {what}, by tensor; their root mean square is {spread:.3g}." + (
+        f" The {_TENSORS} largest of {len(names)} tensors." if len(names) > _TENSORS else ""
     )
+    title, share = "How are the weights distributed?", "share of the weights"
+    if len(series) <= _OVERLAID:
+        yield one_panel("weights", title, caption, "histogram", "weight", share, series=series)
+    else:
+        edges = series[0].x
+        yield one_panel(
+            "weights",
+            title,
+            f"{caption} A row for each tensor, from 0 to its fullest bin.",
+            "heat",
+            "weight",
+            Axis("", names=tuple(one.name for one in series)),
+            grid=tuple(_beside_largest(one.y) for one in series),
+            columns=tuple((low + high) / 2 for low, high in pairwise(edges)),
+            rows=tuple(map(float, range(len(series)))),
+            colour=Axis("share of the weights, beside that of the fullest bin", low=0.0),
+        )
     norms = torch.stack([value.square().flatten(1).sum(1).cpu() for value in block.values()]).sum(0).sqrt()
     finite = norms.isfinite()
     yield one_panel(
@@ -130,6 +148,13 @@ def _histograms(block: State) -> tuple[tuple[Series, ...], float]:
         for name, value in shown
     )
     return series, spread
+
+
+def _beside_largest(shares: Sequence[float | None]) -> tuple[float, ...]:
+    """Shares as parts of the largest one."""
+    known = [share or 0.0 for share in shares]
+    largest = max(known) or 1.0
+    return tuple(share / largest for share in known)
 
 
 def chain_name(chain: int) -> str:

@@ -21,7 +21,7 @@ from onebasin.functional import (
     rows_of,
     select_output,
 )
-from onebasin.parallel import Executor, Progress, executor_for
+from onebasin.parallel import Executor, Progress, executor_for, progress_of
 from onebasin.population import Population
 from onebasin.posterior.figures import fidelity_table
 from onebasin.posterior.posterior import Posterior
@@ -239,7 +239,7 @@ def fidelity(
     examples: int = EXAMPLES,
     draws: int = 100,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Fidelities:
@@ -258,7 +258,8 @@ def fidelity(
         examples: of more inputs so many are chosen at random.
         draws: networks drawn from the posterior.
         seed: seed of the draws, of the choice and of the noise.
-        progress: called with (networks done, networks in all, on which inputs).
+        progress: True for a line on stderr with the time left, or a function that is called with (networks done,
+            networks in all, on which inputs).
         workers: processes that run the networks.
         executor: "local" or the address of a Ray cluster, or an open Executor.
 
@@ -271,6 +272,7 @@ def fidelity(
     kinds: dict[str, Inputs] = {"inputs": some_of(inputs, examples, seed)}
     if augment:
         kinds |= perturbed(kinds["inputs"], torch.Generator().manual_seed(seed))
+    progress = progress_of(progress)
     few = population[:: max(1, len(population) // _SINGLE)][:_SINGLE]
     result = {}
     with executor_for(workers, executor) as opened:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +103,10 @@ def flat_layout(population: Population, model: nn.Module | None = None) -> FlatL
             names = [name for name in names if name not in constant]
         tied = _equal_everywhere(population, names)
     else:
-        check_spec(population.spec, as_spec(model), where="the population, compared with the model,")
+        given = population.spec  # whose dtypes count: draws of numpy are float64
+        wanted = {name: replace(one, dtype=given[name].dtype) if name in given else one
+                  for name, one in as_spec(model).items()}  # fmt: skip
+        check_spec(given, wanted, where="the population, compared with the model,")
         names = _real(population, trained_parameters(model))
         tied = {name: first for name, first in shared_names(model).items() if first in names and name != first}
     return FlatLayout(tuple(name for name in names if name not in tied), population.spec, tied)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, OnebasinError, SpecError, StorageError
+from onebasin.errors import InputError, OnebasinError, SpecError, StorageError, explained
 from onebasin.functional import (
     AnyInputs,
     inputs_of,
@@ -402,6 +402,7 @@ class Posterior(Result):
         """Names of running means that should be measured anew for each draw, as torch's norms call them."""
         return tuple(name for name in statistics_in(self.layout.buffer_names) if name not in self.constant_statistics)
 
+    @explained
     def draw(
         self,
         n: int,
@@ -529,8 +530,8 @@ def _record_of(posterior: Posterior, before: Posterior | None) -> Record:
         ),
     )
     answer = (
-        f"The median standard deviation of a weight is {median.value or 0.0:.4g}; the file takes "
-        f"{posterior.nbytes / 1e6:,.3g} MB."
+        f"{posterior.description[:1].upper()}{posterior.description[1:]}; the median standard deviation of a weight is "
+        f"{median.value or 0.0:.4g}; the file takes {posterior.nbytes / 1e6:,.3g} MB."
     )
     rows = {
         str(row[0]): {column.name: cell.value for column, cell in zip(known.columns, row, strict=True)
@@ -539,7 +540,7 @@ def _record_of(posterior: Posterior, before: Posterior | None) -> Record:
     }  # fmt: skip
     return result_record(
         "posterior",
-        f"Posterior: {posterior.description}",
+        "Refined posterior" if "refined" in posterior.provenance else "Posterior",
         (answer, *texts),
         (known, storage, spread.histogram(other), spread.layers(other), *items),
         values={"storage": posterior.storage, "nbytes": posterior.nbytes, "weights": posterior.layout.size,

@@ -40,7 +40,7 @@ from onebasin.functional import (
     stale,
     vectorises,
 )
-from onebasin.parallel import Executor, Progress, align_tensors, executor_for, serialized_copy
+from onebasin.parallel import Executor, Progress, align_tensors, executor_for, progress_of, serialized_copy
 from onebasin.population import Population
 from onebasin.posterior.posterior import Posterior, shares
 from onebasin.state import Spec, State
@@ -308,7 +308,7 @@ def predict(
     seed: int = 0,
     chunk: int | None = None,
     batch: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Tensor:
@@ -340,7 +340,8 @@ def predict(
         seed: seed of the draws. Draw k is the same for any `chunk`.
         chunk: networks in one pass; by default as many as 256 MB of activations and 64 MB of weights hold, at most 16.
         batch: examples in one pass; by default 1,000, or fewer where activations are large.
-        progress: called with (networks done, networks in all, "networks").
+        progress: True for a line on stderr with the time left, or a function that is called with (networks done,
+            networks in all, "networks").
         workers: processes; the result does not depend on their number.
         executor: "local" or the address of a Ray cluster, or an open Executor.
 
@@ -362,7 +363,7 @@ def predict(
         statistics=statistics,
         chunk=chunk,
         batch=batch,
-        progress=progress,
+        progress=progress_of(progress),
         workers=workers,
         executor=executor,
     )

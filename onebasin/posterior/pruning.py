@@ -41,7 +41,7 @@ from onebasin.functional import (
     select_output,
     warn_stale,
 )
-from onebasin.parallel import Progress
+from onebasin.parallel import Progress, progress_of
 from onebasin.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian
 from onebasin.posterior.layout import FlatLayout, flat_layout
@@ -677,7 +677,7 @@ def pruning_curve(
     loss: Loss = "cross-entropy",
     batch: int = BATCH,
     statistics: AnyInputs = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> PruningCurve:
     """Prune one network by several criteria to several levels, each time from the whole network, and evaluate it.
 
@@ -699,7 +699,8 @@ def pruning_curve(
         statistics: inputs, such as those of training, on which the running statistics of norms are measured for each
             pruned network. False: keep those of the network. None: the same, with a warning and a remark where the
             network is the mean of a Posterior, which has only averages.
-        progress: called with (points of the curves done, points, criterion).
+        progress: True for a line on stderr with the time left, or a function that is called with (points of the curves
+            done, points, criterion).
 
     Returns:
         Loss and accuracy for each criterion and level. Nothing that was given is changed.
@@ -729,6 +730,7 @@ def pruning_curve(
             f"by={by!r}, levels={levels!r} and repeats={repeats}: give some, such as levels=[0.5]"
         )
     levels = tuple(float(level) for level in levels)
+    progress = progress_of(progress)
     points: dict[str, tuple[Point, ...]] = {}
     examples = 0
     for criterion in by:

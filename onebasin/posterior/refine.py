@@ -31,7 +31,7 @@ from onebasin.functional import (
     rows_of,
     select_output,
 )
-from onebasin.parallel import Executor, Progress
+from onebasin.parallel import Executor, Progress, progress_of
 from onebasin.population import Population
 from onebasin.posterior.fidelity import augment, fidelity, named
 from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank, standard_normal
@@ -400,7 +400,7 @@ def refine(
     kl_weight: float = 0.0,
     statistics: AnyInputs = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Posterior:
@@ -442,8 +442,8 @@ def refine(
         statistics: inputs on which running statistics of norms are measured for each draw; False leaves them at the
             averages that the posterior holds. By default the inputs that the posterior is moved on.
         seed: seed of draws, batches and noise.
-        progress: called with (steps done, steps, text), before it with networks of the population and after it with
-            those that are compared.
+        progress: True for a line on stderr with the time left, or a function that is called with (steps done, steps,
+            text), before it with networks of the population and after it with those that are compared.
         workers: processes that run the networks of the population; the posterior itself is moved in this process.
         executor: "local" or the address of a Ray cluster, or an open Executor, for the same.
 
@@ -458,7 +458,9 @@ def refine(
     execution = {"workers": workers, "executor": executor}
     model = select_output(model, output)
     inputs, statistics = inputs_of(inputs, model), measured_of(statistics, model)
-    return _moved("refined", model, posterior, population, inputs, options, statistics, progress, execution)
+    return _moved(
+        "refined", model, posterior, population, inputs, options, statistics, progress_of(progress), execution
+    )
 
 
 def fit_scales(
@@ -480,7 +482,7 @@ def fit_scales(
     kl_weight: float = 0.0,
     statistics: AnyInputs = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Posterior:
@@ -498,7 +500,7 @@ def fit_scales(
     execution = {"workers": workers, "executor": executor}
     model = select_output(model, output)
     inputs, statistics = inputs_of(inputs, model), measured_of(statistics, model)
-    return _moved("scaled", model, posterior, population, inputs, options, statistics, progress, execution)
+    return _moved("scaled", model, posterior, population, inputs, options, statistics, progress_of(progress), execution)
 
 
 def _moved(

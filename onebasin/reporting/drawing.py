@@ -162,7 +162,16 @@ def tick_text(value: float, span: float = 1.0) -> str:
     return power if mantissa == "1" else f"{mantissa}×{power}".replace("−1×", "−")
 
 
-def dress(axes: Any, which: str, axis: Axis, log: bool, also: Sequence[float] = (), *, grid: bool = True) -> None:
+def dress(
+    axes: Any,
+    which: str,
+    axis: Axis,
+    log: bool,
+    also: Sequence[float] = (),
+    *,
+    grid: bool = True,
+    whole: bool = False,
+) -> None:
     """Give the axis "x" or "y" its scale, ends, ticks and label.
 
     Args:
@@ -172,6 +181,7 @@ def dress(axes: Any, which: str, axis: Axis, log: bool, also: Sequence[float] = 
         log: whether it is logarithmic, see `is_log`.
         also: places that should be in view, unless the ends of the axis are given.
         grid: whether faint lines cross the panel at its ticks.
+        whole: whether ticks stand at whole numbers only, as counts do.
     """
     drawn = axes.xaxis if which == "x" else axes.yaxis
     if log:
@@ -182,10 +192,20 @@ def dress(axes: Any, which: str, axis: Axis, log: bool, also: Sequence[float] = 
         drawn.set_ticks(range(len(axis.names)), [wrapped(name, width, 2) for name in axis.names])
         drawn.set_tick_params(length=0)
     else:
-        _few_ticks(drawn, log)
+        _few_ticks(drawn, log, whole)
     label = wrapped(axis.label, 56 if which == "x" else 40, 2)
     getattr(axes, f"set_{which}label")(label)
     axes.grid(grid and not axis.names, axis=which)
+
+
+def are_whole(values: Iterable[float | None]) -> bool:
+    """Whether numbers are counts or numbers of things, so that nothing lies between two neighbours.
+
+    >>> are_whole([3.0, None, 5.0]), are_whole([0.0, 1.0]), are_whole([0.5, 2.0]), are_whole([])
+    (True, False, False, False)
+    """
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return max(map(abs, known), default=0) > 1 and all(value == int(value) for value in known)
 
 
 def crossed(panel: Panel, direction: str) -> list[float]:
@@ -209,12 +229,13 @@ def _limit(axes: Any, which: str, axis: Axis, log: bool, also: Sequence[float]) 
         getattr(axes, f"set_{which}lim")(low, high)
 
 
-def _few_ticks(drawn: Any, log: bool) -> None:
+def _few_ticks(drawn: Any, log: bool, whole: bool) -> None:
     from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
     low, high = sorted(drawn.get_view_interval())
     if not log:
-        drawn.set_major_locator(MaxNLocator(_TICKS, min_n_ticks=3, steps=[1, 2, 2.5, 5, 10]))
+        least = 1 if whole else 3
+        drawn.set_major_locator(MaxNLocator(_TICKS, integer=whole, min_n_ticks=least, steps=[1, 2, 2.5, 5, 10]))
     elif high / low < 10:
         drawn.set_major_locator(AutoLocator())
     else:
@@ -273,7 +294,7 @@ def draw_bars(axes: Any, panel: Panel) -> list[Any]:
         handles.append(drawn)
     names, measure = ("y", "x") if flat else ("x", "y")
     dress(axes, names, panel.x, False)
-    dress(axes, measure, panel.y, log, crossed(panel, "horizontal"))
+    dress(axes, measure, panel.y, log, crossed(panel, "horizontal"), whole=are_whole(values))
     if panel.x.names:
         getattr(axes, f"set_{names}lim")(-0.6, len(panel.x.names) - 0.4)
     if flat:
@@ -403,8 +424,12 @@ def _scales(panel: Panel) -> tuple[bool, bool]:
 
 
 def _finish(axes: Any, panel: Panel, log_x: bool, log_y: bool) -> None:
-    dress(axes, "x", panel.x, log_x, crossed(panel, "vertical"))
-    dress(axes, "y", panel.y, log_y, crossed(panel, "horizontal"))
+    places = [] if panel.kind == "histogram" else [x for series in panel.series for x in series.x]
+    values = [
+        y for series in panel.series[: 1 if panel.kind == "histogram" else None] for y in series.y
+    ]  # counts first
+    dress(axes, "x", panel.x, log_x, crossed(panel, "vertical"), whole=are_whole(places))
+    dress(axes, "y", panel.y, log_y, crossed(panel, "horizontal"), whole=are_whole(values))
 
 
 _WRITTEN = 64  # cells at most that also show their value as text

@@ -80,7 +80,11 @@ class Result(ABC):
             for axes_of_panel in drawn:  # which lie in parts of the figure: `plot().figure.savefig(...)` saves it whole
                 axes_of_panel.figure.savefig = canvas.savefig
         else:
-            axes = [ax] if hasattr(ax, "plot") else list(ax.flat if hasattr(ax, "flat") else ax)
+            axes = (
+                [ax]
+                if hasattr(ax, "plot")
+                else list(ax.flat if hasattr(ax, "flat") else ax if isinstance(ax, Iterable) else [])
+            )
             if len(axes) != len(chosen.panels):
                 raise InputError(
                     f"the figure {chosen.name!r} has {len(chosen.panels)} panels, found {len(axes)} axes: give "

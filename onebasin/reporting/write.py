@@ -6,6 +6,7 @@ Everything is built from records; nothing is computed here, and torch is not nee
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -125,10 +126,15 @@ def chapters_of(records: Sequence[Record], title: str = "") -> list[Record]:
     studies = [record for record in records if not any(record is result for result in results)]
     if not results:
         return studies
-    names = Names()
-    sections = []
+    names, titles = Names(), Counter[str]()
+    sections, summary = [], []
     for record in results:
         (section,) = record.sections
+        titles[section.title] += 1
+        if titles[section.title] > 1:  # as two posteriors are
+            section = replace(section, title=f"{section.title} ({titles[section.title]})")
+        begins = f"{section.title}: " if results[1:] else ""
+        summary += [sentence if sentence.startswith(begins) else begins + sentence for sentence in record.summary]
         items = [replace(item, name=names.fresh(f"{record.name}-{item.name}")) for item in section.items]
         sections.append(
             replace(
@@ -147,7 +153,7 @@ def chapters_of(records: Sequence[Record], title: str = "") -> list[Record]:
     chapter = Record(
         name="results" if results[1:] else results[0].name,
         title=title or (f"{len(results)} results" if results[1:] else results[0].title),
-        summary=tuple(dict.fromkeys(sentence for record in results for sentence in record.summary)),
+        summary=tuple(dict.fromkeys(summary)),
         sections=tuple(sections),
         command="",
         settings=settings,

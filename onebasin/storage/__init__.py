@@ -42,7 +42,7 @@ from onebasin.storage.lock import LockedElsewhere, file_lock
 from onebasin.storage.tar_stream import RATIO, is_windows_path, leads_out, tar_files
 
 if TYPE_CHECKING:
-    from onebasin.storage.npz_file import read_arrays, stored_names
+    from onebasin.storage.npz_file import read_array, read_arrays, stored_names
     from onebasin.storage.tensor_file import (
         CHECKSUMS,
         CODES,
@@ -95,6 +95,7 @@ __all__ = [
     "map_tensors",
     "need_space",
     "publish",
+    "read_array",
     "read_arrays",
     "read_header",
     "read_json",
@@ -118,7 +119,7 @@ __all__ = [
 
 _FILES = {
     **dict.fromkeys(("check_pickle", "check_plain", "check_torch_file"), "torch_file"),
-    **dict.fromkeys(("read_arrays", "stored_names"), "npz_file"),
+    **dict.fromkeys(("read_array", "read_arrays", "stored_names"), "npz_file"),
 }
 
 

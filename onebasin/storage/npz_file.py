@@ -1,4 +1,4 @@
-"""Arrays in one .npz file: never unpickled, and with their checksums compared, as every zip archive has some."""
+"""Arrays in an .npz or .npy file: never unpickled, and those of an .npz file with their checksums compared."""
 
 from __future__ import annotations
 
@@ -27,6 +27,32 @@ def read_arrays(path: Path, wanted: Callable[[str], bool] = lambda name: True) -
     """Arrays by name, as they are stored, in native byte order."""
     with _archive(path) as archive:
         return {name: _tensor(archive, name, path) for name in archive.files if wanted(name)}
+
+
+def read_array(path: Path) -> Tensor:
+    """The array of an .npy file, as it is stored, in native byte order."""
+    import numpy as np
+
+    try:
+        array = np.load(path, allow_pickle=False)
+    except FileNotFoundError as error:
+        raise StorageError(f"there is no file {path}: check the path") from error
+    except Exception as error:  # a damaged file can fail in any way
+        if "allow_pickle" in str(error) and _is_npy(path):
+            raise UnsafeFileError(
+                f"{path} holds Python objects, which only a pickle can load; it was not loaded: save numbers"
+            ) from error
+        raise StorageError(f"expected an .npy file, but {path} is damaged or none: save it again") from error
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise StorageError(f"expected a single array, found an archive of several in {path}: call the file .npz")
+    return _tensor({"it": array}, "it", path)
+
+
+def _is_npy(path: Path) -> bool:
+    """Whether a file begins as .npy files do: numpy takes anything else for a pickle."""
+    with path.open("rb") as file:
+        return file.read(6) == b"\x93NUMPY"
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from onebasin.errors import InputError, SymmetryError
+from onebasin.errors import InputError, SymmetryError, explained
 from onebasin.reporting import (
     RECORD_FORMAT,
     SHOWN,
@@ -427,6 +427,7 @@ class Symmetry(Result):
     @overload
     def apply(self, element: Element, state: MappedT, *, kind: str = "value") -> MappedT: ...
 
+    @explained
     def apply(self, element: Element, state: Mapping[str, Tensor] | MappedT, *, kind: str = "value") -> State | MappedT:
         """Move a network, or a whole population, along its orbit: the result computes the same function.
 

@@ -17,6 +17,7 @@ from onebasin.cli import inputs, load, progress, words
 from onebasin.cli.main import group
 from onebasin.cli.work import discover as discover_verb
 from onebasin.errors import InputError, ModelError, OnebasinError
+from onebasin.parallel import TimeLeft
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -355,7 +356,7 @@ def test_a_log_gets_a_line_with_the_time_left(monkeypatch: pytest.MonkeyPatch, c
 def test_the_time_left_is_that_of_the_stage() -> None:
     """Done and time are known: what is left follows in proportion, from the beginning of the stage alone."""
     now = [0.0]
-    stage = progress._Stage("aligning", clock=lambda: now[0])
+    stage = TimeLeft("aligning", clock=lambda: now[0])
     assert str(stage) == "aligning, 0 s"
     stage.show(10, 100, "sweep 1")
     now[0] = 30.0

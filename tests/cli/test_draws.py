@@ -44,6 +44,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arrays = {name: value.unflatten(0, (2, 3)).double().numpy() for name, value in networks.stacked().items()}
     np.savez(folder / "draws.npz", **arrays)
     np.savez(folder / "flat.npz", theta=networks.to_flat().numpy())
+    np.save(folder / "flat.npy", networks.to_flat().unflatten(0, (2, 3)).numpy())
     networks.to_arviz().to_netcdf(folder / "draws.nc", engine="h5netcdf")
     (folder / "mixed").mkdir()
     for number, dtype in enumerate((torch.float32, torch.bfloat16, torch.float32)):
@@ -64,7 +65,12 @@ def test_draws_are_aligned_as_the_population_is(place: Path, run: Run, tmp_path:
     known = {"model": ("--model", f"{place}/model.py:net"), "symmetry": ("--symmetry", place / "symmetry.json")}
     assert run("align", place / "population", "-o", tmp_path / "expected", *known["symmetry"])[0] == 0
     expected = ob.Population.open(tmp_path / "expected")
-    for name, how in (("draws.npz", "symmetry"), ("flat.npz", "symmetry"), ("draws.nc", "model")):
+    for name, how in (
+        ("draws.npz", "symmetry"),
+        ("flat.npz", "symmetry"),
+        ("flat.npy", "symmetry"),
+        ("draws.nc", "model"),
+    ):
         code, _, err = run("align", place / name, "-o", tmp_path / name, *known[how])
         assert code == 0, err
         assert same(ob.Population.open(tmp_path / name), expected)
@@ -88,6 +94,32 @@ def test_draws_are_evaluated_and_imported(place: Path, run: Run, tmp_path: Path)
     assert code == 0, err
     again, expected = ob.Population.open(tmp_path / "imported"), ob.Population.open(place / "population")
     assert again.spec == expected.spec and torch.equal(again.to_flat(), expected.to_flat())
+
+
+def test_npy_files_are_data_and_draws(place: Path, run: Run, tmp_path: Path) -> None:
+    model = f"{place}/model.py:net"
+    data = np.load(place / "data.npz")
+    for ending in ("", "_test"):
+        np.save(tmp_path / f"x{ending}.npy", data["inputs"])
+        np.save(tmp_path / f"y{ending}.npy", data["targets"])
+    np.save(tmp_path / "alone.npy", data["inputs"])
+    records = []
+    for draws, file in (("population", place / "data.npz"), ("flat.npy", tmp_path / "x_test.npy")):
+        code, out, err = run("evaluate", model, place / draws, file, "--n-resamples", 2, "--json")
+        assert code == 0, err
+        records.append({key: value for key, value in json.loads(out).items() if key != "given"})
+    assert records[0] == records[1]
+    assert run("evaluate", model, place / "flat.npy", tmp_path / "x.npy", "--ood", tmp_path / "alone.npy")[0] == 0
+    code, _, err = run("evaluate", model, place / "flat.npy", tmp_path / "alone.npy")
+    assert code == 10 and "call the files x.npy and y.npy" in err
+    np.save(tmp_path / "objects.npy", np.array([{}]))
+    (tmp_path / "text.npy").write_text("no array")
+    (tmp_path / "several.npy").write_bytes((place / "flat.npz").read_bytes())
+    for name, code, text in (
+        ("objects", 6, "it was not loaded"), ("text", 5, "is damaged or none"), ("several", 5, "call the file .npz")
+    ):  # fmt: skip
+        found, _, err = run("evaluate", model, tmp_path / f"{name}.npy", tmp_path / "x.npy")
+        assert found == code and text in err
 
 
 def test_draws_that_do_not_fit_get_one_sentence(place: Path, run: Run, tmp_path: Path) -> None:

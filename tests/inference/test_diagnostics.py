@@ -30,6 +30,25 @@ def test_good_and_bad_mixing_are_told_apart() -> None:
     assert set(good.weights) == {"weight"}, "a bias that never varies says nothing"
 
 
+def test_it_says_what_was_compared_and_what_was_taken_for_a_chain() -> None:
+    model = nn.Linear(2, 3)
+    weight = torch.randn(12, 3, 2, generator=torch.Generator().manual_seed(4))
+    stacked = {"weight": weight, "bias": torch.zeros(12, 3)}
+    known, unknown = (ob.Population.from_stacked(stacked, chain=chain) for chain in ([0] * 6 + [1] * 6, None))
+    elsewhere = ob.diagnose(model, known, torch.eye(2))
+    assert elsewhere.quantity == "values" and len(elsewhere.reasons) == 1
+    assert 'of a classifier quantity="probabilities"' in str(elsewhere)
+    asked = ob.diagnose(model, known, torch.eye(2), quantity="probabilities")
+    assert asked.quantity == "probabilities" and "compared as probabilities" in str(asked)
+    assert "classifier" not in str(ob.diagnose(model, known, torch.eye(2), quantity="values"))
+    assert "classifier" not in str(ob.diagnose(nn.Linear(2, 1), chains(0.0), torch.eye(2))), "one number is no class"
+    single = ob.diagnose(model, unknown, torch.eye(2))
+    assert "all 12 networks were taken for one chain" in str(single) and "1 chain of 12 draws" in str(single)
+    assert "no chain numbers" in single.record().sections[0].text[2]
+    assert ob.diagnose(None, unknown).quantity is None and len(ob.diagnose(None, unknown).reasons) == 1
+    assert single.record().values["quantity"] == single.record().settings["quantity"] == "values"
+
+
 def test_the_figures_are_those_of_metrics() -> None:
     population = chains(0.5)
     found = ob.diagnose(None, population).weights["weight"]

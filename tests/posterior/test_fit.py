@@ -66,8 +66,16 @@ def test_diagonal_has_mean_and_unbiased_deviation_of_the_population() -> None:
     torch.testing.assert_close(vector(found.std), rows.std(0, correction=1))
     assert isinstance(found.components[0].covariance, Diagonal)
     assert found.storage == 2.0
-    title = "Posterior: one diagonal Gaussian over 17 weights, 2 networks of storage"
-    assert repr(found).splitlines()[0] == title
+    title, _, text = repr(found).splitlines()[:3]
+    assert title == "Posterior" and text.startswith("One diagonal Gaussian over 17 weights, 2 networks of storage; ")
+
+
+def test_draws_of_numpy_are_fitted_with_a_model_of_another_dtype() -> None:
+    model = nn.Linear(3, 2)
+    draws = torch.randn(5, 8, generator=seeded(1), dtype=torch.float64)
+    found = fit(Population.from_flat(draws.numpy(), model), model=model)
+    torch.testing.assert_close(vector(found.mean), draws.mean(0))
+    assert found.mean["weight"].dtype == torch.float64
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

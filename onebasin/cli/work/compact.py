@@ -17,7 +17,7 @@ from onebasin.cli.records import as_json as text_of_values
 from onebasin.cli.records import record_of
 from onebasin.cli.tables import short
 from onebasin.errors import InputError
-from onebasin.functional import Inputs
+from onebasin.functional import Inputs, answers
 from onebasin.parallel import Progress, executor_for
 from onebasin.population import Population
 from onebasin.posterior import (
@@ -137,7 +137,13 @@ def _read(
             continue
         every = examples.read(options[name], limit=options["limit"], targets=False, sources=options["sources"])
         few, sentence = examples.some(every, options["examples"], seed)
-        examples.check_fit(known.runs(f"--{name}"), population.member(0), few.inputs)
+        model, first = known.runs(f"--{name}"), population.member(0)
+        examples.check_fit(model, first, few.inputs)
+        if name != "statistics" and not options["values"] and answers(model, first, few.inputs).shape[-1] < 2:
+            raise InputError(
+                f"expected logits of several classes from the model on --{name}, found a single number: give --values, "
+                "for a model of values"
+            )
         found[name] = few.inputs
         sentences += [f"--{name}: {sentence}"] if sentence else []
     return found, sentences

@@ -54,9 +54,11 @@ def diagnose(
         "chains": found.chains,
         "draws": found.draws,
         "mixed": found.mixed,
+        "quantity": found.quantity,
         "functions": None if found.functions is None else asdict(found.functions),
         "weights": {name: asdict(one) for name, one in found.weights.items()},
         "notes": [taken] if taken else [],
+        "reasons": list(found.reasons),
     }
     if output is not None:
         title = f"Diagnosis of {population} on {inputs}"

@@ -1,5 +1,6 @@
 """Inference methods, one per file, and the list of those that a word stands for."""
 
+from onebasin.errors import explain_construction
 from onebasin.inference.kernel import Method
 from onebasin.inference.methods.batchensemble import BatchEnsemble
 from onebasin.inference.methods.dropout import Dropout
@@ -28,6 +29,8 @@ METHODS: dict[str, type[Method]] = {
     "masksembles": Masksembles,
     "mimo": MIMO,
 }
+for method in METHODS.values():
+    explain_construction(method)
 
 __all__ = [
     "HMC",
