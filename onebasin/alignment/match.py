@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from onebasin.alignment.ascent import NOISE, SWEEPS, Ascent, exchangeable_classes
 from onebasin.alignment.assignment import Assignment, SpacePlacement, Vertex
 from onebasin.alignment.balance import balancing_scales
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
@@ -112,6 +113,16 @@ class Overlap:
         ]
         self.degree = max((len(piece.contacts) for piece in self.pieces), default=1)
 
+    @cached_property
+    def ascent(self) -> Ascent | None:
+        """What climbs between vertices where every tensor joins at most two trees; None where some do otherwise."""
+        if self.device.type != "cpu" or not Ascent.suits(self.assignment, self.pieces):
+            return None
+        classes = [
+            exchangeable_classes(_exchangeable(self.assignment, number)) for number in range(len(self.linear))
+        ]
+        return Ascent(self.assignment, self.linear, self.pieces, classes)
+
     def _add_block(
         self,
         axes: list[BlockAxis],
@@ -164,6 +175,8 @@ class Overlap:
 
     def value(self, points: Sequence[Point]) -> float:
         """The overlap at a point."""
+        if self.ascent is not None and all(isinstance(point, SpacePlacement) for point in points):
+            return self.ascent.value(points)
         total = self.dot(self.linear, points)
         for piece in self.pieces:
             slope = self._slope(piece, 0, points)
@@ -282,10 +295,8 @@ def _flat(array: Tensor, dims: list[tuple[int, ...]]) -> Tensor:
 
 STEPS = 24  # Frank-Wolfe steps at most; related networks take 2 to 5, and unrelated ones gain little afterwards
 _FLAT = 1e-4  # a step that promises less than this part of the overlap ends the search: the polish is cheaper
-_SWEEPS = 100
 _TIE = 1e-7  # overlaps closer than this, relatively, are equal up to rounding
 _NARROW = 256  # up to this width a descent takes a tenth of a second
-_NOISE = 1e-6  # gains below this part of the overlap are rounding, in float32
 
 
 def is_better(value: float, than: float) -> bool:
@@ -418,11 +429,14 @@ def nearest(overlap: Overlap, points: Sequence[Point]) -> Vertex:
 
 def polish(overlap: Overlap, start: Vertex) -> tuple[Vertex, float, int]:
     """Coordinate ascent: solve one tree after the other until none gains; returns vertex, overlap and sweeps."""
+    if overlap.ascent is not None:
+        vertex, _, sweeps = overlap.ascent.polish(start, overlap.value(start))
+        return vertex, overlap.value(vertex), sweeps
     assignment, vertex = overlap.assignment, list(start)
     neighbours = _neighbours(overlap)
     waiting = set(assignment.roots)
     value, sweeps = overlap.value(vertex), 0
-    while waiting and sweeps < _SWEEPS:
+    while waiting and sweeps < SWEEPS:
         sweeps += 1
         for root in [root for root in assignment.roots if root in waiting]:
             waiting.discard(root)
@@ -430,7 +444,7 @@ def polish(overlap: Overlap, start: Vertex) -> tuple[Vertex, float, int]:
             gains = overlap.gradient(vertex, family)
             before = sum(overlap.inner(gains, vertex, space) for space in family)
             places, after = assignment.best(gains, root)
-            least = _NOISE * (abs(value) + abs(before))
+            least = NOISE * (abs(value) + abs(before))
             if after - before <= least:
                 continue
             moved = [places.get(space, place) for space, place in enumerate(vertex)]
@@ -477,7 +491,7 @@ def search(
     wide feed-forward networks it takes ten times as long as growing and seldom ends higher: there it runs if the
     search is `thorough`, or together with `restarts` from points between the barycentre and random vertices.
     """
-    vertex, value, sweeps = polish(overlap, grow(overlap))
+    vertex, value, sweeps = _grow_and_polish(overlap)
     best = SearchResult(vertex, value, 0, 0.0, sweeps)
     if overlap.degree == 1:
         return best  # a single assignment per tree: this is the optimum
@@ -490,6 +504,15 @@ def search(
     for _ in range(restarts):
         starts.append(_blend(overlap, list(middle), list(_random(overlap, generator)), 0.5))
     return max((best, *(_descend_and_polish(overlap, start) for start in starts)), key=lambda result: result.value)
+
+
+def _grow_and_polish(overlap: Overlap) -> tuple[Vertex, float, int]:
+    ascent = overlap.ascent
+    if ascent is None:
+        return polish(overlap, grow(overlap))
+    start, reached = ascent.grow()
+    vertex, _, sweeps = ascent.polish(start, reached, ascent.settled())
+    return vertex, overlap.value(vertex), sweeps
 
 
 def _descend_and_polish(overlap: Overlap, start: list[Point]) -> SearchResult:
