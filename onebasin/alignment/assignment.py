@@ -170,6 +170,15 @@ class Assignment:
         ]
         self.single_signs = [self._single_signs(number) for number in range(len(self.spaces))]
 
+    @classmethod
+    def of(cls, layout: BlockLayout, *, plain: bool = False) -> Assignment:
+        """The assignment of a layout, made once."""
+        key = (cls, plain)
+        if key not in layout.derived:
+            layout.derived[key] = cls(layout, plain=plain)
+        assignment: Assignment = layout.derived[key]
+        return assignment
+
     def _single_signs(self, space: int) -> list[tuple[int, int]] | None:
         """(sign, character that sees it alone) for a root on its own whose signs meet in no character; else None."""
         alone = self.spaces[space].copies == 1 and not self.children[space] and space in self.roots

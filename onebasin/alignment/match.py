@@ -738,7 +738,7 @@ def match(
         _lightest(symmetry, left, right, std) if scale == "reference" and symmetry.dimensions else (None, None)
     )
     first, second, spreads = light or (left, right, std)
-    assignment = Assignment(layout, plain=std is not None)
+    assignment = Assignment.of(layout, plain=std is not None)
     with threads_for(assignment.widest):
         overlap = Overlap(layout, assignment, first, second, std=spreads)
         result = _search(overlap, effort, restarts, seed)
@@ -803,7 +803,7 @@ def _unrelated(
 ) -> tuple[float, ...]:
     """Overlaps reached by copies of b whose weights have changed places inside each tensor."""
     a, b, std = sides
-    generator, assignment = torch.Generator().manual_seed(seed), Assignment(layout, plain=std is not None)
+    generator, assignment = torch.Generator().manual_seed(seed), Assignment.of(layout, plain=std is not None)
     reached = []
     for _ in range(_NULLS):
         places = {name: torch.randperm(b[name].numel(), generator=generator) for name in layout.tensors}
@@ -850,13 +850,25 @@ def _lightest(
 ) -> tuple[tuple[Element, Element], tuple[State, State, tuple[State, State] | None]]:
     """Both networks in their lightest form, and the elements that bring them there."""
     layout = BlockLayout.of(symmetry, statistics=True)
-    light_scales = lightest(layout, a), lightest(layout, b)
+    light_scales = _lightest_pair(layout, a, b)
     spreads = (
         (symmetry.apply(light_scales[0], std[0], kind="std"), symmetry.apply(light_scales[1], std[1], kind="std"))
         if std
         else None
     )
     return light_scales, (symmetry.apply(light_scales[0], a), symmetry.apply(light_scales[1], b), spreads)
+
+
+_TOGETHER = 1 << 21  # weights up to which two networks are balanced together: a copy of both costs little then
+
+
+def _lightest_pair(layout: BlockLayout, a: State, b: State) -> tuple[Element, Element]:
+    """The scales that balance either network; small ones together, in half of the operations."""
+    alike = all(a[name].dtype == b[name].dtype and a[name].device == b[name].device for name in layout.symmetry.shapes)
+    if not alike or sum(a[name].numel() for name in layout.symmetry.shapes) > _TOGETHER:
+        return lightest(layout, a), lightest(layout, b)
+    both = balancing_scales(layout, {name: torch.stack((a[name], b[name])) for name in layout.symmetry.shapes})
+    return both.member(0), both.member(1)
 
 
 def lightest(layout: BlockLayout, state: Mapping[str, Tensor]) -> Element:
