@@ -26,6 +26,11 @@ from onebasin.alignment.assignment import Assignment, SpacePlacement, Vertex, as
 
 NOISE = 1e-6  # gains below this part of the overlap are rounding, in float32
 SWEEPS = 100
+STEPS = 24  # Frank-Wolfe steps at most; related networks take 2 to 5, and unrelated ones gain little afterwards
+FLAT = 1e-4  # a step that promises less than this part of the overlap ends the search: the polish is cheaper
+# After the first step f(X) + gap is what a linear f could still reach. Of 76 pairs of seven architectures on which the
+# grown vertex was hardly polished, none with less than 1.03 of the overlap there ended higher by more than 0.1 %.
+PROMISE = 1.03
 
 
 @dataclass(frozen=True)
@@ -267,6 +272,95 @@ class Ascent:
                     waiting |= self.neighbours[root]
         return list(self.vertex), value, sweeps
 
+    def descend(self, known: Vertex | None, value: float, *, hopeful: bool) -> tuple[Vertex, int, float] | None:
+        """Frank-Wolfe from the barycentre with an exact line search, then the nearest vertex.
+
+        With f = <L, X> + Q(X, X) the gradient is affine: a step takes the gradient at one vertex, and along the way
+        <grad f(S), X> = <grad f(X), S> - <L, S> + <L, X>. The point is kept as a sum of vertices.
+
+        Args:
+            known: the best vertex so far; two steps in a row that lead to it end the search.
+            value: the overlap there.
+            hopeful: go on even where the first step promises little, see `PROMISE`.
+
+        Returns:
+            A vertex, steps and the last gap; None where the search was not worth going on with.
+        """
+        spaces = range(len(self.linear))
+        gains = [self.gains_placed(space, -1)[1].clone() for space in spaces]
+        along = sum(self._inner_of_mean(space, gains[space]) for space in spaces)
+        plain = sum(self._inner_of_mean(space, self.linear[space]) for space in spaces)
+        path: list[tuple[float, Vertex]] = []
+        middle, gap, again = 1.0, 0.0, 0
+        for step in range(STEPS):
+            targets, best = self._targets(gains)
+            gap = best - along
+            reached = 0.5 * (along + plain)
+            if gap <= FLAT * abs(reached):
+                break
+            if step == 1 and not hopeful and reached + gap < PROMISE * value:
+                return None
+            again = again + 1 if known is not None and _same(targets, known) else 0
+            if again == 2:
+                return None
+            self.stand(targets)
+            ahead = [self.gains(space) for space in spaces]
+            there = sum(self.inner({space: ahead[space]}, {space: targets[space]}) for space in spaces)
+            flat = sum(self.inner({space: self.linear[space]}, {space: targets[space]}) for space in spaces)
+            back = best - flat + plain
+            bend = 0.5 * (there - back - gap)
+            length = 1.0 if 2 * bend >= -gap else -gap / (2 * bend)
+            rest = 1.0 - length
+            middle, path = rest * middle, [*((rest * weight, vertex) for weight, vertex in path), (length, targets)]
+            for old, new in zip(gains, ahead, strict=True):
+                old.lerp_(new, length)
+            along = rest**2 * along + rest * length * (best + back) + length**2 * there
+            plain = rest * plain + length * flat
+        else:
+            step = STEPS
+        return self._targets([self._matrices(space, middle, path) for space in spaces])[0], step, gap
+
+    def _targets(self, gains: Sequence[Tensor]) -> tuple[Vertex, float]:
+        """The best vertex for gains, and its value."""
+        vertex, total = list(self.vertex), 0.0
+        for root, family in self.families.items():
+            places, value = self.best(root, {space: gains[space] for space in family})
+            total += value
+            for space, place in places.items():
+                vertex[space] = place
+        return vertex, total
+
+    def _inner_of_mean(self, space: int, gains: Tensor) -> float:
+        """<gains, barycentre> of a space."""
+        total, classes = 0.0, self.classes[space]
+        for seen, part in zip(self.assignment.characters[space], gains, strict=True):
+            if any(seen):
+                continue
+            if classes is None:
+                total += float(part.sum(dtype=torch.float64)) / len(part)
+            else:
+                table = classes.double()
+                total += float(((table @ part.double()) * table).sum(1).div(table.sum(1)).sum())
+        return total
+
+    def _matrices(self, space: int, middle: float, path: list[tuple[float, Vertex]]) -> Tensor:
+        """The point `middle` * barycentre + sum of weight * vertex, as matrices (characters, units, units)."""
+        matrices = torch.zeros_like(self.linear[space])
+        for character, seen in enumerate(self.assignment.characters[space]):
+            if not any(seen) and middle:
+                classes = self.classes[space]
+                if classes is None:
+                    matrices[character] = middle / len(matrices[character])
+                else:
+                    table = classes.to(matrices)
+                    matrices[character] = middle * table.T @ (table / table.sum(1, keepdim=True))
+            for weight, vertex in path:
+                place = vertex[space]
+                chi = self.assignment.chi(place, space, character)
+                rows = torch.arange(len(place.source))
+                matrices[character, rows, place.source] += weight if chi is None else weight * chi.to(matrices)
+        return matrices
+
     def settled(self) -> list[int]:
         """Trees all of whose neighbours come before them: the best for those when they are grown."""
         return [
@@ -290,6 +384,12 @@ class Ascent:
                     moved.mul_(chi.to(moved)[:, None, None] if dim == 0 else chi.to(moved)[:, None])
             total += float(moved.mul_(piece.a).sum(dtype=torch.float64))
         return total
+
+
+def _same(first: Vertex, second: Vertex) -> bool:
+    return all(
+        torch.equal(a.source, b.source) and torch.equal(a.signs, b.signs) for a, b in zip(first, second, strict=True)
+    )
 
 
 def exchangeable_classes(same: Tensor) -> Tensor | None:

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onebasin.alignment.ascent import NOISE, SWEEPS, Ascent, exchangeable_classes
+from onebasin.alignment.ascent import FLAT, NOISE, STEPS, SWEEPS, Ascent, exchangeable_classes
 from onebasin.alignment.assignment import Assignment, SpacePlacement, Vertex
 from onebasin.alignment.balance import balancing_scales
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
@@ -293,8 +293,7 @@ def _flat(array: Tensor, dims: list[tuple[int, ...]]) -> Tensor:
     return array.permute(*used, *others).reshape(*sizes, -1)
 
 
-STEPS = 24  # Frank-Wolfe steps at most; related networks take 2 to 5, and unrelated ones gain little afterwards
-_FLAT = 1e-4  # a step that promises less than this part of the overlap ends the search: the polish is cheaper
+_POLISHED = 5e-3  # a grown vertex that the polish improves by less was hardly improved
 _TIE = 1e-7  # overlaps closer than this, relatively, are equal up to rounding
 _NARROW = 256  # up to this width a descent takes a tenth of a second
 
@@ -359,7 +358,7 @@ def _quadratic(overlap: Overlap, points: list[Point]) -> tuple[list[Point], int,
     for step in range(STEPS):
         targets, best = _targets(overlap, gains, points)
         gap = best - along
-        if gap <= _FLAT * 0.5 * abs(along + plain):
+        if gap <= FLAT * 0.5 * abs(along + plain):
             return points, step, gap
         ahead = overlap.gradient(targets)
         there, flat = overlap.dot(ahead, targets), overlap.dot(overlap.linear, targets)
@@ -382,7 +381,7 @@ def _polynomial(overlap: Overlap, points: list[Point]) -> tuple[list[Point], int
         targets, best = _targets(overlap, gains, points)
         along = overlap.dot(gains, points)
         gap = best - along
-        if gap <= _FLAT * 0.5 * abs(along + overlap.dot(overlap.linear, points)):
+        if gap <= FLAT * 0.5 * abs(along + overlap.dot(overlap.linear, points)):
             return points, step, gap
         points = _blend(overlap, points, targets, _longest(overlap, points, targets))
     return points, STEPS, gap
@@ -491,7 +490,7 @@ def search(
     wide feed-forward networks it takes ten times as long as growing and seldom ends higher: there it runs if the
     search is `thorough`, or together with `restarts` from points between the barycentre and random vertices.
     """
-    vertex, value, sweeps = _grow_and_polish(overlap)
+    vertex, value, sweeps, grown = _grow_and_polish(overlap)
     best = SearchResult(vertex, value, 0, 0.0, sweeps)
     if overlap.degree == 1:
         return best  # a single assignment per tree: this is the optimum
@@ -499,6 +498,9 @@ def search(
     needed = any(root in others for root, others in neighbours.items())
     if not (thorough or restarts or needed or overlap.assignment.widest <= _NARROW):
         return best
+    if overlap.ascent is not None and not restarts:
+        hopeful = thorough or value - grown > _POLISHED * abs(value)
+        return _descend_and_climb(overlap, overlap.ascent, best, hopeful=hopeful)
     middle = barycentre(overlap)
     starts: list[list[Point]] = [list(middle)]
     for _ in range(restarts):
@@ -506,13 +508,26 @@ def search(
     return max((best, *(_descend_and_polish(overlap, start) for start in starts)), key=lambda result: result.value)
 
 
-def _grow_and_polish(overlap: Overlap) -> tuple[Vertex, float, int]:
+def _grow_and_polish(overlap: Overlap) -> tuple[Vertex, float, int, float]:
+    """The polished vertex, its overlap, sweeps, and the overlap before the polish."""
     ascent = overlap.ascent
     if ascent is None:
-        return polish(overlap, grow(overlap))
+        start = grow(overlap)
+        return *polish(overlap, start), overlap.value(start)
     start, reached = ascent.grow()
     vertex, _, sweeps = ascent.polish(start, reached, ascent.settled())
-    return vertex, overlap.value(vertex), sweeps
+    return vertex, overlap.value(vertex), sweeps, reached
+
+
+def _descend_and_climb(overlap: Overlap, ascent: Ascent, best: SearchResult, *, hopeful: bool) -> SearchResult:
+    """The better of a known result and of what Frank-Wolfe leads to, unless that ends early."""
+    other = ascent.descend(best.vertex, best.value, hopeful=hopeful)
+    if other is None:
+        return best
+    vertex, steps, gap = other
+    vertex, _, sweeps = ascent.polish(vertex, ascent.value(vertex))
+    value = overlap.value(vertex)
+    return SearchResult(vertex, value, steps, max(0.0, gap), sweeps) if value > best.value else best
 
 
 def _descend_and_polish(overlap: Overlap, start: list[Point]) -> SearchResult:
