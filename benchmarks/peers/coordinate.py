@@ -11,16 +11,19 @@ recurrent cell, no signs, no scales.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from onebasin import State, Symmetry
+from onebasin.alignment import BlockLayout
 from onebasin.symmetry.apply import positions
 
 SWEEPS, PROGRESS = 100, 1e-12
 Axes = Mapping[str, tuple[str | None, ...]]
+Nested = Mapping[str, tuple[int, tuple[str, ...]]]
+"""Name of a set of heads -> their number, and the spaces of units inside of them."""
 Orders = dict[str, Tensor]
 
 
@@ -51,24 +54,32 @@ def _permuted(tensor: Tensor, spaces: Sequence[str | None], orders: Orders, with
     return tensor
 
 
-def match(a: State, b: State, axes: Axes, generator: torch.Generator) -> Orders:
-    """Orders that move b towards a, from the identity."""
+def match(a: State, b: State, axes: Axes, generator: torch.Generator, nested: Nested | None = None) -> Orders:
+    """Orders that move b towards a, from the identity; units of heads are numbered through, head by head."""
     legs: dict[str, list[tuple[str, int]]] = {}
     for name, spaces in axes.items():
         for axis, space in enumerate(spaces):
             if space is not None:
                 legs.setdefault(space, []).append((name, axis))
     orders = {space: torch.arange(a[found[0][0]].shape[found[0][1]]) for space, found in legs.items()}
-    names = list(legs)
+    families = {head: inside for head, (_, inside) in (nested or {}).items()}
+    inner = {space for inside in families.values() for space in inside}
+    families |= {space: (space,) for space in legs if space not in inner}
+    names = list(families)
     for _ in range(SWEEPS):
         progress = False
         for number in torch.randperm(len(names), generator=generator).tolist():
-            space = names[number]
-            gains = _gains(a, b, axes, orders, legs[space])
-            best = _assignment(gains)
-            units = torch.arange(len(best))
-            progress |= bool(gains[units, best].sum() > gains[units, orders[space]].sum() + PROGRESS)
-            orders[space] = best
+            family = families[names[number]]
+            gains = {space: _gains(a, b, axes, orders, legs[space]) for space in family}
+            if nested and names[number] in nested:
+                best = _heads(gains, nested[names[number]][0])
+            else:
+                best = {space: _assignment(gain) for space, gain in gains.items()}
+            for space, order in best.items():
+                units = torch.arange(len(order))
+                gain = gains[space]
+                progress |= bool(gain[units, order].sum() > gain[units, orders[space]].sum() + PROGRESS)
+                orders[space] = order
         if not progress:
             break
     return orders
@@ -85,6 +96,46 @@ def _gains(a: State, b: State, axes: Axes, orders: Orders, legs: list[tuple[str,
     if gains is None:
         raise ValueError("a space without a tensor")
     return gains
+
+
+def _heads(gains: Mapping[str, Tensor], heads: int) -> Orders:
+    """The best order of heads with the best order of units in each: an assignment for every pair of heads."""
+    value, inside = torch.zeros(heads, heads), {}
+    for space, gain in gains.items():
+        units = len(gain) // heads
+        for new, row in enumerate(gain.split(units)):
+            for old, part in enumerate(row.split(units, 1)):
+                order = inside[space, new, old] = _assignment(part)
+                value[new, old] += part[torch.arange(units), order].sum()
+    order = _assignment(value).tolist()
+    return {
+        space: torch.cat([len(gain) // heads * old + inside[space, new, old] for new, old in enumerate(order)])
+        for space, gain in gains.items()
+    }
+
+
+def cut(symmetry: Symmetry) -> tuple[Callable[[State], State], Axes, Nested]:
+    """For networks with heads: what lays their tensors out so that whole axes move, the axes of that, and the heads."""
+    layout = BlockLayout.of(symmetry)
+    spaces, axes, plans = layout.spaces, {}, []
+    for number, block in enumerate(layout.blocks):
+        moving = [a for a in block.axes if not any(set(a.dims) < set(other.dims) for other in block.axes)]
+        sizes = [layout.coordinates(axis.space) for axis in moving]
+        dims = [dim for axis in moving for dim in axis.dims]
+        axes[str(number)] = (*[spaces[axis.space].name for axis in moving], None)
+        plans.append((str(number), block, dims, sizes))
+
+    def lay_out(state: State) -> State:
+        return {
+            name: block.take(state[block.tensor][None])[0].permute(*dims, len(dims)).reshape(*sizes, -1)
+            for name, block, dims, sizes in plans
+        }
+
+    heads: dict[str, tuple[int, tuple[str, ...]]] = {}
+    for space in spaces:
+        for parent, size in space.parents:
+            heads[parent] = (size, (*heads.get(parent, (size, ()))[1], space.name))
+    return lay_out, axes, heads
 
 
 def _assignment(gains: Tensor) -> Tensor:

@@ -163,6 +163,28 @@ class Assignment:
             # Parents are listed from the outside in, so the last one that can move is the direct parent.
             (self.children[free[-1]] if free else self.roots).append(number)
         self.components = [components(len(s), c) for s, c in zip(self.signs, self.characters, strict=True)]
+        self._families: dict[int, list[int]] = {}
+        self._identity: Vertex | None = None
+        self._seen = [
+            [[g for g, on in enumerate(character) if on] for character in characters] for characters in self.characters
+        ]
+        self.single_signs = [self._single_signs(number) for number in range(len(self.spaces))]
+
+    @classmethod
+    def of(cls, layout: BlockLayout, *, plain: bool = False) -> Assignment:
+        """The assignment of a layout, made once."""
+        key = (cls, plain)
+        if key not in layout.derived:
+            layout.derived[key] = cls(layout, plain=plain)
+        assignment: Assignment = layout.derived[key]
+        return assignment
+
+    def _single_signs(self, space: int) -> list[tuple[int, int]] | None:
+        """(sign, character that sees it alone) for a root on its own whose signs meet in no character; else None."""
+        alone = self.spaces[space].copies == 1 and not self.children[space] and space in self.roots
+        if not alone or any(len(seen) > 1 or len(members) > 1 for members, seen in self.components[space]):
+            return None
+        return [(members[0], seen[0]) for members, seen in self.components[space] if seen]
 
     def character(self, space: int, powers: tuple[int, ...]) -> tuple[int, ...]:
         """The character of a leg with these powers: which of the space's signs it sees."""
@@ -179,21 +201,30 @@ class Assignment:
 
     def family(self, root: int) -> list[int]:
         """A space and all that are nested in it."""
+        if root not in self._families:
+            self._families[root] = self._family(root)
+        return self._families[root]
+
+    def _family(self, root: int) -> list[int]:
         return [root, *itertools.chain.from_iterable(self.family(child) for child in self.children[root])]
 
     def identity(self) -> Vertex:
         """The vertex that moves nothing."""
-        return [
-            SpacePlacement(
-                torch.arange(self.size(number)),
-                torch.ones(len(self.signs[number]), self.size(number), dtype=torch.float32),
-            )
-            for number in range(len(self.spaces))
-        ]
+        if self._identity is None:
+            self._identity = [
+                SpacePlacement(
+                    torch.arange(self.size(number)),
+                    torch.ones(len(self.signs[number]), self.size(number), dtype=torch.float32),
+                )
+                for number in range(len(self.spaces))
+            ]
+        return list(self._identity)
 
     def chi(self, place: SpacePlacement, space: int, character: int) -> Tensor | None:
         """The signs (N,) that a character sees; None where all are 1."""
-        seen = [number for number, on in enumerate(self.characters[space][character]) if on]
+        seen = self._seen[space][character]
+        if len(seen) == 1:
+            return place.signs[seen[0]]
         return place.signs[seen].prod(0) if seen else None
 
     def taken(self, matrix: Tensor, place: SpacePlacement, space: int, character: int) -> float:
@@ -249,7 +280,7 @@ class Assignment:
             for i, j in pairs:
                 inside[i, j] = self._inside(space, (new, i), (old, j), gains)
                 gain[i, j] += inside[i, j].value
-        order = _assign(gain) if self.spaces[space].permutable else np.arange(n)
+        order = assign(gain) if self.spaces[space].permutable else np.arange(n)
         solution = Solution(float(gain[np.arange(n), order].sum()), [(space, new, old, order)])
         for i, j in enumerate(order) if inside else ():
             solution.parts += inside[i, int(j)].parts
@@ -316,7 +347,7 @@ class Assignment:
         ]
 
 
-def _assign(gain: Numbers) -> NDArray[np.int64]:
+def assign(gain: Numbers) -> NDArray[np.int64]:
     """The permutation that maximises sum_i gain[i, order[i]]."""
     from scipy.optimize import linear_sum_assignment
 

@@ -296,7 +296,14 @@ class MassLayout:
 
     @classmethod
     def of(cls, layout: BlockLayout) -> MassLayout:
-        """Find the gauges: generators of the kinds "scale" and "norm-scale"."""
+        """Find the gauges: generators of the kinds "scale" and "norm-scale"; once for each layout."""
+        if cls not in layout.derived:
+            layout.derived[cls] = cls._of(layout)
+        found: MassLayout = layout.derived[cls]
+        return found
+
+    @classmethod
+    def _of(cls, layout: BlockLayout) -> MassLayout:
         numbers: dict[tuple[int, int], int] = {}
         for number, space in enumerate(layout.spaces):
             for generator, kind in enumerate(space.generators):
@@ -1217,7 +1224,7 @@ def balancing_scales(layout: BlockLayout, stacked: Mapping[str, Tensor]) -> Elem
     The layout must know statistics: without them, variances of batch norms set no floor.
     """
     balancer = Balancer(MassLayout.of(layout), biases=True, norms="unit", tolerance=1e-9, sweeps=1000)
-    return balancer.element(balancer.solve(stacked, 0))
+    return balancer.scales(balancer.minimum(stacked, 0)[-1].logs, len(next(iter(stacked.values()))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -1253,6 +1260,16 @@ class Balancer:
     @one_thread()
     def solve(self, stacked: Mapping[str, Tensor], start: int) -> BlockResult:
         """Balance stacked networks, the first of which is member `start`."""
+        mass, lifts, unbounded, bare, minimum = self.minimum(stacked, start)
+        report = BlockReport(self.layout, lifts, unbounded, bare, minimum)
+        before, after = mass.total(mass.here), mass.total(LogScales(minimum.logs))
+        return BlockResult(before, after, minimum, report.dead(start), report.fixed())
+
+    @one_thread()
+    def minimum(
+        self, stacked: Mapping[str, Tensor], start: int
+    ) -> tuple[Mass, list[Lift], list[Unbounded], list[Tensor], Minimum]:
+        """The scales of least mass, and what they were found from: mass, lifts, endless directions, massless units."""
         self.layout.block_layout.check(stacked, where=f"member {start}", batched=True)
         mass = self.layout.reduce(stacked, biases=self.biases, start=start)
         lifts = lifts_of(self.layout, mass, stacked)
@@ -1269,17 +1286,19 @@ class Balancer:
                 fixed = directions.all & (directions.direction == 0)
             frozen.append(fixed)
         minimum = minimise(free, lifts, frozen, tolerance=self.tolerance, sweeps=self.sweeps)
-        report = BlockReport(self.layout, lifts, unbounded, bare, minimum)
-        before, after = mass.total(mass.here), mass.total(LogScales(minimum.logs))
-        return BlockResult(before, after, minimum, report.dead(start), report.fixed())
+        return mass, lifts, unbounded, bare, minimum
 
     def element(self, *blocks: BlockResult) -> Element:
         """The scales of blocks of members as one batch of elements."""
-        element = self.layout.block_layout.symmetry.identity(sum(len(block.before) for block in blocks))
-        for number, gauge in enumerate(self.layout.gauges):
+        logs = [torch.cat(tables) for tables in zip(*(block.minimum.logs for block in blocks), strict=True)]
+        return self.scales(logs, sum(len(block.before) for block in blocks))
+
+    def scales(self, logs: list[Tensor], members: int) -> Element:
+        """Logs (members, coordinates) of every gauge as one batch of elements."""
+        element = self.layout.block_layout.symmetry.identity(members)
+        for gauge, table in zip(self.layout.gauges, logs, strict=True):
             factors = element.factors[gauge.name]
-            logs = torch.cat([block.minimum.logs[number] for block in blocks])
-            factors[gauge.generator] = logs.exp().cpu().reshape(factors[gauge.generator].shape)
+            factors[gauge.generator] = table.exp().cpu().reshape(factors[gauge.generator].shape)
         return element
 
     def layers(self, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -64,7 +64,7 @@ class Weights:
     """Compares weights: overlap <a, g.b> over all tensors that a space moves."""
 
     def __init__(self, layout: BlockLayout) -> None:
-        self.layout, self.assignment = layout, Assignment(layout)
+        self.layout, self.assignment = layout, Assignment.of(layout)
         tensors = set(layout.tensors)  # without the statistics of batch norms
         spaces = tuple(
             replace(space, legs=tuple(leg for leg in space.legs if leg.tensor in tensors)) for space in layout.spaces

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -104,6 +105,15 @@ class BlockLayout:
         These are no weights: they move with their unit but say nothing about which unit it is.
         """
         require_symmetry(symmetry)
+        key = (cls, statistics, torch.get_default_device())
+        if key not in symmetry.derived:
+            with torch.inference_mode(False):  # tensors that are made in that mode cannot be used outside
+                symmetry.derived[key] = cls._of(symmetry, statistics)
+        layout: BlockLayout = symmetry.derived[key]
+        return layout
+
+    @classmethod
+    def _of(cls, symmetry: Symmetry, statistics: bool) -> BlockLayout:
         legs: dict[str, list[tuple[int, Leg]]] = {}
         for number, space in enumerate(symmetry.spaces):
             for leg in space.legs:
@@ -117,6 +127,15 @@ class BlockLayout:
                 raise SymmetryError(f"space {mover!r} moves {name}, whose shape the symmetry lacks: add it to shapes")
             blocks += list(_blocks(symmetry, name, legs_here))
         return cls(symmetry, tuple(blocks))
+
+    @cached_property
+    def derived(self) -> dict[Any, Any]:
+        """What was computed of this layout once for all, under any key."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what can be computed again."""
+        return {name: value for name, value in self.__dict__.items() if name != "derived"}
 
     @cached_property
     def spaces(self) -> tuple[Space, ...]:

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from onebasin.alignment.ascent import FLAT, NOISE, STEPS, SWEEPS, Ascent, exchangeable_classes
 from onebasin.alignment.assignment import Assignment, SpacePlacement, Vertex
 from onebasin.alignment.balance import balancing_scales
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
@@ -112,6 +113,16 @@ class Overlap:
         ]
         self.degree = max((len(piece.contacts) for piece in self.pieces), default=1)
 
+    @cached_property
+    def ascent(self) -> Ascent | None:
+        """What climbs between vertices where every tensor joins at most two trees; None where some do otherwise."""
+        if self.device.type != "cpu" or not Ascent.suits(self.assignment, self.pieces):
+            return None
+        classes = [
+            exchangeable_classes(_exchangeable(self.assignment, number)) for number in range(len(self.linear))
+        ]
+        return Ascent(self.assignment, self.linear, self.pieces, classes)
+
     def _add_block(
         self,
         axes: list[BlockAxis],
@@ -164,6 +175,8 @@ class Overlap:
 
     def value(self, points: Sequence[Point]) -> float:
         """The overlap at a point."""
+        if self.ascent is not None and all(isinstance(point, SpacePlacement) for point in points):
+            return self.ascent.value(points)
         total = self.dot(self.linear, points)
         for piece in self.pieces:
             slope = self._slope(piece, 0, points)
@@ -280,12 +293,9 @@ def _flat(array: Tensor, dims: list[tuple[int, ...]]) -> Tensor:
     return array.permute(*used, *others).reshape(*sizes, -1)
 
 
-STEPS = 24  # Frank-Wolfe steps at most; related networks take 2 to 5, and unrelated ones gain little afterwards
-_FLAT = 1e-4  # a step that promises less than this part of the overlap ends the search: the polish is cheaper
-_SWEEPS = 100
+_POLISHED = 5e-3  # a grown vertex that the polish improves by less was hardly improved
 _TIE = 1e-7  # overlaps closer than this, relatively, are equal up to rounding
 _NARROW = 256  # up to this width a descent takes a tenth of a second
-_NOISE = 1e-6  # gains below this part of the overlap are rounding, in float32
 
 
 def is_better(value: float, than: float) -> bool:
@@ -348,7 +358,7 @@ def _quadratic(overlap: Overlap, points: list[Point]) -> tuple[list[Point], int,
     for step in range(STEPS):
         targets, best = _targets(overlap, gains, points)
         gap = best - along
-        if gap <= _FLAT * 0.5 * abs(along + plain):
+        if gap <= FLAT * 0.5 * abs(along + plain):
             return points, step, gap
         ahead = overlap.gradient(targets)
         there, flat = overlap.dot(ahead, targets), overlap.dot(overlap.linear, targets)
@@ -371,7 +381,7 @@ def _polynomial(overlap: Overlap, points: list[Point]) -> tuple[list[Point], int
         targets, best = _targets(overlap, gains, points)
         along = overlap.dot(gains, points)
         gap = best - along
-        if gap <= _FLAT * 0.5 * abs(along + overlap.dot(overlap.linear, points)):
+        if gap <= FLAT * 0.5 * abs(along + overlap.dot(overlap.linear, points)):
             return points, step, gap
         points = _blend(overlap, points, targets, _longest(overlap, points, targets))
     return points, STEPS, gap
@@ -418,11 +428,14 @@ def nearest(overlap: Overlap, points: Sequence[Point]) -> Vertex:
 
 def polish(overlap: Overlap, start: Vertex) -> tuple[Vertex, float, int]:
     """Coordinate ascent: solve one tree after the other until none gains; returns vertex, overlap and sweeps."""
+    if overlap.ascent is not None:
+        vertex, _, sweeps = overlap.ascent.polish(start, overlap.value(start))
+        return vertex, overlap.value(vertex), sweeps
     assignment, vertex = overlap.assignment, list(start)
     neighbours = _neighbours(overlap)
     waiting = set(assignment.roots)
     value, sweeps = overlap.value(vertex), 0
-    while waiting and sweeps < _SWEEPS:
+    while waiting and sweeps < SWEEPS:
         sweeps += 1
         for root in [root for root in assignment.roots if root in waiting]:
             waiting.discard(root)
@@ -430,7 +443,7 @@ def polish(overlap: Overlap, start: Vertex) -> tuple[Vertex, float, int]:
             gains = overlap.gradient(vertex, family)
             before = sum(overlap.inner(gains, vertex, space) for space in family)
             places, after = assignment.best(gains, root)
-            least = _NOISE * (abs(value) + abs(before))
+            least = NOISE * (abs(value) + abs(before))
             if after - before <= least:
                 continue
             moved = [places.get(space, place) for space, place in enumerate(vertex)]
@@ -477,7 +490,7 @@ def search(
     wide feed-forward networks it takes ten times as long as growing and seldom ends higher: there it runs if the
     search is `thorough`, or together with `restarts` from points between the barycentre and random vertices.
     """
-    vertex, value, sweeps = polish(overlap, grow(overlap))
+    vertex, value, sweeps, grown = _grow_and_polish(overlap)
     best = SearchResult(vertex, value, 0, 0.0, sweeps)
     if overlap.degree == 1:
         return best  # a single assignment per tree: this is the optimum
@@ -485,11 +498,36 @@ def search(
     needed = any(root in others for root, others in neighbours.items())
     if not (thorough or restarts or needed or overlap.assignment.widest <= _NARROW):
         return best
+    if overlap.ascent is not None and not restarts:
+        hopeful = thorough or value - grown > _POLISHED * abs(value)
+        return _descend_and_climb(overlap, overlap.ascent, best, hopeful=hopeful)
     middle = barycentre(overlap)
     starts: list[list[Point]] = [list(middle)]
     for _ in range(restarts):
         starts.append(_blend(overlap, list(middle), list(_random(overlap, generator)), 0.5))
     return max((best, *(_descend_and_polish(overlap, start) for start in starts)), key=lambda result: result.value)
+
+
+def _grow_and_polish(overlap: Overlap) -> tuple[Vertex, float, int, float]:
+    """The polished vertex, its overlap, sweeps, and the overlap before the polish."""
+    ascent = overlap.ascent
+    if ascent is None:
+        start = grow(overlap)
+        return *polish(overlap, start), overlap.value(start)
+    start, reached = ascent.grow()
+    vertex, _, sweeps = ascent.polish(start, reached, ascent.settled())
+    return vertex, overlap.value(vertex), sweeps, reached
+
+
+def _descend_and_climb(overlap: Overlap, ascent: Ascent, best: SearchResult, *, hopeful: bool) -> SearchResult:
+    """The better of a known result and of what Frank-Wolfe leads to, unless that ends early."""
+    other = ascent.descend(best.vertex, best.value, hopeful=hopeful)
+    if other is None:
+        return best
+    vertex, steps, gap = other
+    vertex, _, sweeps = ascent.polish(vertex, ascent.value(vertex))
+    value = overlap.value(vertex)
+    return SearchResult(vertex, value, steps, max(0.0, gap), sweeps) if value > best.value else best
 
 
 def _descend_and_polish(overlap: Overlap, start: list[Point]) -> SearchResult:
@@ -715,7 +753,7 @@ def match(
         _lightest(symmetry, left, right, std) if scale == "reference" and symmetry.dimensions else (None, None)
     )
     first, second, spreads = light or (left, right, std)
-    assignment = Assignment(layout, plain=std is not None)
+    assignment = Assignment.of(layout, plain=std is not None)
     with threads_for(assignment.widest):
         overlap = Overlap(layout, assignment, first, second, std=spreads)
         result = _search(overlap, effort, restarts, seed)
@@ -780,7 +818,7 @@ def _unrelated(
 ) -> tuple[float, ...]:
     """Overlaps reached by copies of b whose weights have changed places inside each tensor."""
     a, b, std = sides
-    generator, assignment = torch.Generator().manual_seed(seed), Assignment(layout, plain=std is not None)
+    generator, assignment = torch.Generator().manual_seed(seed), Assignment.of(layout, plain=std is not None)
     reached = []
     for _ in range(_NULLS):
         places = {name: torch.randperm(b[name].numel(), generator=generator) for name in layout.tensors}
@@ -827,13 +865,25 @@ def _lightest(
 ) -> tuple[tuple[Element, Element], tuple[State, State, tuple[State, State] | None]]:
     """Both networks in their lightest form, and the elements that bring them there."""
     layout = BlockLayout.of(symmetry, statistics=True)
-    light_scales = lightest(layout, a), lightest(layout, b)
+    light_scales = _lightest_pair(layout, a, b)
     spreads = (
         (symmetry.apply(light_scales[0], std[0], kind="std"), symmetry.apply(light_scales[1], std[1], kind="std"))
         if std
         else None
     )
     return light_scales, (symmetry.apply(light_scales[0], a), symmetry.apply(light_scales[1], b), spreads)
+
+
+_TOGETHER = 1 << 21  # weights up to which two networks are balanced together: a copy of both costs little then
+
+
+def _lightest_pair(layout: BlockLayout, a: State, b: State) -> tuple[Element, Element]:
+    """The scales that balance either network; small ones together, in half of the operations."""
+    alike = all(a[name].dtype == b[name].dtype and a[name].device == b[name].device for name in layout.symmetry.shapes)
+    if not alike or sum(a[name].numel() for name in layout.symmetry.shapes) > _TOGETHER:
+        return lightest(layout, a), lightest(layout, b)
+    both = balancing_scales(layout, {name: torch.stack((a[name], b[name])) for name in layout.symmetry.shapes})
+    return both.member(0), both.member(1)
 
 
 def lightest(layout: BlockLayout, state: Mapping[str, Tensor]) -> Element:

@@ -38,9 +38,10 @@ if TYPE_CHECKING:
 class ExpandedElement:
     """An element spread out: per space, orders (M, copies, n) and factors (generators, M, copies, n)."""
 
-    def __init__(self, symmetry: Symmetry, element: Element) -> None:
-        """Check that the element belongs to the symmetry; M is 1 for a single element."""
+    def __init__(self, symmetry: Symmetry, element: Element, *, check: bool = True) -> None:
+        """Check that the element belongs to the symmetry, unless it was made by us; M is 1 for a single element."""
         self.symmetry, self.members = symmetry, element.members
+        self.powers: dict[tuple[int, tuple[int, ...]], Tensor] = {}
         many = 1 if element.members is None else element.members
         known = {space.name for space in symmetry.spaces}
         if unknown := (set(element.orders) | set(element.factors)) - known:
@@ -55,7 +56,8 @@ class ExpandedElement:
             if order is not None and not space.permutable:
                 raise SymmetryError(f"the element permutes {space.name!r}, whose units are rigid.")
             count = len(space.generators)
-            _check(space, order, factor, element.members)
+            if check:
+                _check(space, order, factor, element.members)
             self.orders.append(torch.arange(space.size).expand(shape) if order is None else order.reshape(shape))
             self.factors.append(
                 torch.ones(count, *shape, dtype=torch.float64)
@@ -67,9 +69,13 @@ class ExpandedElement:
     def active(self) -> list[bool]:
         """For each space, whether anything of it moves."""
         return [
-            bool((order != torch.arange(order.shape[-1])).any() or (factor != 1).any())
-            for order, factor in zip(self.orders, self.factors, strict=True)
+            moves or bool((factor != 1).any()) for moves, factor in zip(self.permuting, self.factors, strict=True)
         ]
+
+    @cached_property
+    def permuting(self) -> list[bool]:
+        """For each space, whether it changes any order."""
+        return [bool((order != torch.arange(order.shape[-1])).any()) for order in self.orders]
 
     @property
     def many(self) -> int:
@@ -81,7 +87,9 @@ class ExpandedElement:
         if self.members is None:
             return self
         block = object.__new__(ExpandedElement)
-        block.symmetry, block.members = self.symmetry, stop - start
+        if start == 0 and stop == self.members:
+            return self
+        block.symmetry, block.members, block.powers = self.symmetry, stop - start, {}
         block.orders = [order[start:stop] for order in self.orders]
         block.factors = [factor[:, start:stop] for factor in self.factors]
         return block
@@ -154,7 +162,7 @@ def compose(left: ExpandedElement, right: ExpandedElement) -> Element:
         left = _spread(left, right.many)
     elif right.members is None and left.members is not None:
         right = _spread(right, left.many)
-    composed = left.block(0, left.many) if left.members is not None else _spread(left, 1)
+    composed = _spread(left, left.many)
     composed.members = left.members
     for number, space in enumerate(left.symmetry.spaces):
         picked = sources(left, number)
@@ -194,7 +202,7 @@ def sources(expanded: ExpandedElement, number: int) -> Tensor:
 
 def _spread(expanded: ExpandedElement, many: int) -> ExpandedElement:
     spread = object.__new__(ExpandedElement)
-    spread.symmetry, spread.members = expanded.symmetry, many
+    spread.symmetry, spread.members, spread.powers = expanded.symmetry, many, {}
     spread.orders = [order.expand(many, *order.shape[1:]).clone() for order in expanded.orders]
     spread.factors = [factor.expand(factor.shape[0], many, *factor.shape[2:]).clone() for factor in expanded.factors]
     return spread
@@ -260,6 +268,8 @@ def _move(expanded: ExpandedElement, tensor: Tensor, legs: list[tuple[int, Leg]]
     """Act on one stacked tensor (N, *shape)."""
     if any(leg.within or any(grid.axis != leg.axis for grid in leg.over) for _, leg in legs):
         return _move_slowly(expanded, tensor, legs, kind)
+    if expanded.many == 1 and len(tensor) == 1:
+        return _move_one(expanded, tensor, legs, kind)
     shape = tensor.shape[1:]
     actions: list[Action] = []
     for axis in sorted({leg.axis for _, leg in legs}):
@@ -275,6 +285,23 @@ def _move(expanded: ExpandedElement, tensor: Tensor, legs: list[tuple[int, Leg]]
         _act(tensor[members], part, out[members])
         _stretch(out[members], [factor for _, _, factor in part if factor is not None], legs, kind)
     return out
+
+
+def _move_one(expanded: ExpandedElement, tensor: Tensor, legs: list[tuple[int, Leg]], kind: str) -> Tensor:
+    """The same for one network: the same numbers, with fewer operations."""
+    moved, factors = tensor, []
+    for axis in range(tensor.dim() - 1):
+        here = [(number, leg) for number, leg in legs if leg.grid.axis == axis]
+        if not here:
+            continue
+        index, factor = _axis_action(expanded, here, tensor.shape[axis + 1])
+        if index is not None and any(expanded.permuting[number] for number, _ in here):
+            moved = moved.index_select(axis + 1, index[0].to(tensor.device))
+        if factor is not None:
+            factors.append(factor.reshape(1, *[-1 if a == axis else 1 for a in range(tensor.dim() - 1)]))
+    moved = moved.clone(memory_format=torch.contiguous_format) if moved is tensor else moved
+    _stretch(moved, factors, legs, kind)
+    return moved
 
 
 def _members(vectors: Tensor | None, members: slice) -> Tensor | None:
@@ -321,6 +348,14 @@ def _axis_action(
     factor: Tensor | None = None
     for number, leg in legs:
         space = expanded.symmetry.spaces[number]
+        if _is_whole(expanded.symmetry, number, leg, length):
+            if space.permutable:
+                order = expanded.orders[number][:, 0]
+                index = order if index is None else index.gather(1, order)
+            if any(leg.powers):
+                powered = _powered(expanded, number, leg)[:, 0]
+                factor = powered if factor is None else factor * powered
+            continue
         places = positions(leg.grid)
         copies = _copies(space.parents, leg.grid, leg.over, length, torch.get_default_device())
         if space.permutable:
@@ -330,18 +365,32 @@ def _axis_action(
             index = before.clone()
             index[:, places.reshape(-1)] = before.gather(1, sources.reshape(expanded.many, -1))
         if any(leg.powers):
-            factor = torch.ones(expanded.many, length, dtype=torch.float64) if factor is None else factor
+            factor = torch.ones(expanded.many, length, dtype=torch.float64) if factor is None else factor.clone()
             factor[:, places.reshape(-1)] *= _powered(expanded, number, leg)[:, copies].reshape(expanded.many, -1)
     return index, factor
 
 
 def _powered(expanded: ExpandedElement, number: int, leg: Leg) -> Tensor:
-    """Product over generators of factor^power: (M, copies, n)."""
-    product = torch.ones(expanded.orders[number].shape, dtype=torch.float64)
-    for generator, power in enumerate(leg.powers):
-        if power:
-            product = product * expanded.factors[number][generator] ** power
+    """Product over generators of factor^power: (M, copies, n). It is shared between legs: not to be written to."""
+    product = expanded.powers.get((number, leg.powers))
+    if product is None:
+        product = torch.ones(expanded.orders[number].shape, dtype=torch.float64)
+        for generator, power in enumerate(leg.powers):
+            if power:
+                product = product * expanded.factors[number][generator] ** power
+        expanded.powers[number, leg.powers] = product
     return product
+
+
+def _is_whole(symmetry: Symmetry, number: int, leg: Leg, length: int) -> bool:
+    """Whether the units of a space without parents are the positions of the axis, one by one; remembered."""
+    key = (_is_whole, leg)
+    known: bool | None = symmetry.derived.get(key)
+    if known is None:
+        places = positions(leg.grid)
+        alone = not symmetry.spaces[number].parents and places.shape == (1, length)
+        known = symmetry.derived[key] = alone and torch.equal(places[0], torch.arange(length))
+    return known
 
 
 def positions(grid: Grid) -> Tensor:

@@ -496,6 +496,15 @@ class Symmetry(Result):
         return replace(self, spaces=tuple(remaining), unexplained=tuple(sentences))
 
     @cached_property
+    def derived(self) -> dict[Any, Any]:
+        """What was computed of this symmetry once for all, under any key; no part of it, and never stored."""
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Everything but what can be computed again."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("derived", "legs_of")}
+
+    @cached_property
     def legs_of(self) -> dict[str, list[tuple[int, Leg]]]:
         """Tensor name -> (number of the space, leg), parents first."""
         legs: dict[str, list[tuple[int, Leg]]] = {}
