@@ -172,23 +172,23 @@ def stored_forms(workspace: SymmetryWorkspace) -> list[Stored]:
         }
         for title, networks in candidates.items():
             forms.setdefault(title, []).append(_scores(workspace, networks))
-    factors = _factors(workspace)
     storage = {
         "refined mean and deviation": 2.0,
         "two trainings": 2.0,
         f"{group_size} trainings": float(group_size),
-        f"BatchEnsemble of {settings.members}": 1 + settings.members * factors / weights,
-        f"BatchEnsemble of {settings.rank_one}": 1 + settings.rank_one * factors / weights,
+        f"BatchEnsemble of {settings.members}": _rank_one_storage(workspace, settings.members),
+        f"BatchEnsemble of {settings.rank_one}": _rank_one_storage(workspace, settings.rank_one),
     }
     return [Stored(title, storage[title], tuple(values)) for title, values in forms.items()]
 
 
-def _factors(workspace: SymmetryWorkspace) -> int:
-    """Numbers that a member of a BatchEnsemble adds: factors of rows and columns, and its biases."""
+def _rank_one_storage(workspace: SymmetryWorkspace, members: int) -> float:
+    """Numbers of a BatchEnsemble in networks: shared matrices, and for each member factors and biases."""
     shapes = [value.shape for value in problem(workspace).model.parameters() if value.requires_grad]
-    return sum(shape[0] + shape[1] for shape in shapes if len(shape) > 1) + sum(
-        shape[0] for shape in shapes if len(shape) == 1
-    )
+    weights = sum(shape.numel() for shape in shapes)
+    biases = sum(shape.numel() for shape in shapes if len(shape) == 1)
+    factors = sum(shape[0] + shape[1] for shape in shapes if len(shape) > 1)
+    return (weights - biases + members * (factors + biases)) / weights
 
 
 def _scores(workspace: SymmetryWorkspace, networks: ob.Population) -> dict[str, float]:
@@ -284,7 +284,7 @@ def _storage_table(forms: Sequence[Stored]) -> report.Table:
         columns,
         rows,
         "± one standard error over groups",
-        "The refined mean and deviation stand for all trainings of a group; they cost these trainings and the refinement.",
+        "The refined mean and deviation stand for all trainings of a group, and cost these trainings and more.",
     )
 
 
