@@ -146,7 +146,6 @@ class Stored:
 def stored_forms(workspace: SymmetryWorkspace) -> list[Stored]:
     """A refined mean and deviation, BatchEnsembles and few networks: test scores at about equal storage."""
     settings, task = workspace.settings, problem(workspace)
-    weights = sum(value.numel() for value in task.model.parameters())
     begun, group_size = starts(workspace), settings.runs
     large = sampled(
         workspace,
