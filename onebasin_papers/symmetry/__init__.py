@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onebasin_papers.study import Part, Study
-from onebasin_papers.symmetry import checkpoints, collapse, marginals, mass, order, table, two_neurons
+from onebasin_papers.symmetry import checkpoints, collapse, implicit, marginals, mass, order, table, two_neurons
 from onebasin_papers.symmetry.networks import own_settings, perceptron, preset_problem
 from onebasin_papers.symmetry.settings import LEAST, ROWS, TERMS, SymmetrySettings, preset_settings, summarise
 
@@ -22,7 +22,17 @@ _DATA = ("examples", "test_examples")
 _TRAINED = (*_DATA, "reference_networks", "prior", "epochs", "batch", "rate", "workers", "lanes")
 _HMC = ("chains", "chain_draws", "warmup", "leapfrog", "thin")
 _RUNS = ("groups", "runs", "draws", "swag_collect", "swag_rate", "sghmc_rate", "sghmc_thin", "sghmc_warmup")
-_ALL = (*_RUNS, "singles", "dropout_rate", "vi_epochs", "vi_rate", "laplace_layers", "laplace_structure")
+_IMPLICIT = ("groups", "runs", "draws", "members", "mask_scale", "packed_share")
+_ALL = (
+    *_RUNS,
+    *_IMPLICIT[3:],
+    "singles",
+    "dropout_rate",
+    "vi_epochs",
+    "vi_rate",
+    "laplace_layers",
+    "laplace_structure",
+)
 
 STUDY = Study(
     "symmetry",
@@ -37,6 +47,7 @@ STUDY = Study(
         ),
         Part("marginals", marginals.TITLE, marginals.part, (*_TRAINED, *_HMC, *_RUNS)),
         Part("table", table.TITLE, table.part, (*_TRAINED, *_HMC, *_ALL, "permutations")),
+        Part("implicit", implicit.TITLE, implicit.part, (*_TRAINED, *_IMPLICIT, "rank_one")),
         Part("collapse", collapse.TITLE, collapse.part, _TRAINED),
         Part(
             "mass",

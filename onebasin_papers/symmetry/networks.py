@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -198,6 +199,15 @@ def _posterior(settings: SymmetrySettings) -> dict[str, Any]:
 
 METHODS = {"dropout": "Dropout", "vi": "viBNN", "swag": "SWAG", "laplace": "Laplace", "sghmc": "SGHMC"}  # in tables
 _AT_STARTS = ("swag", "laplace", "sghmc")  # explore around networks that are trained already
+# Not in the paper: few networks that share most of their weights, or one network with several sets of statistics.
+IMPLICIT = {
+    "batchensemble": "BatchEnsemble",
+    "lpbnn": "LP-BNN",
+    "masksembles": "Masksembles",
+    "mimo": "MIMO",
+    "mcbatchnorm": "MC batch norm",
+    "packed": "Packed-Ensembles",
+}
 
 
 def methods_of(workspace: SymmetryWorkspace) -> dict[str, str]:
@@ -205,12 +215,69 @@ def methods_of(workspace: SymmetryWorkspace) -> dict[str, str]:
     return {**METHODS, **{title: title for title in workspace.own.methods}}
 
 
+def implicit_of(workspace: SymmetryWorkspace) -> dict[str, str]:
+    """Key -> title of the implicit ensembles that the architecture allows.
+
+    Statistics of batches need a form of the architecture with batch norm, which perceptrons have; a user's model may
+    lack the layers that a method needs, which is tried before anything is trained.
+    """
+    perceptrons = workspace.settings.architecture == "mlp"
+    titles = {method: title for method, title in IMPLICIT.items() if perceptrons or method != "mcbatchnorm"}
+    if workspace.own.problem is None:
+        return titles
+    return workspace.cached(
+        "implicit", lambda: {method: title for method, title in titles.items() if _allowed(workspace, method)}
+    )
+
+
+def _allowed(workspace: SymmetryWorkspace, method: str) -> bool:
+    """Whether an implicit ensemble of the user's model can be made: two networks are, without training."""
+    task, settings = problem(workspace), workspace.settings
+    try:
+        if method == "packed":
+            ob.narrow(task.model, symmetry(workspace), settings.packed_share)
+        else:
+            few = (task.train[0][: settings.batch], task.train[1][: settings.batch])
+            ob.sample(task.model, few, _implicit(replace(settings, epochs=0, members=2, draws=2), method))
+    except ob.errors.OnebasinError:
+        return False
+    return True
+
+
+class Narrow(NamedTuple):
+    """Narrow networks of a Packed-Ensemble: another architecture, whose weights are at no distance to the others.
+
+    Attributes:
+        model: the narrow architecture.
+        population: its networks; the chain says which were trained side by side.
+    """
+
+    model: nn.Module
+    population: ob.Population
+
+
+def packed(workspace: SymmetryWorkspace) -> Narrow:
+    """`members` narrow networks for each run, trained independently: with a mean loss, packing them changes nothing."""
+    settings, task = workspace.settings, problem(workspace)
+    model = workspace.cached("packed/model", lambda: ob.narrow(task.model, symmetry(workspace), settings.packed_share))
+    each = settings.members
+    options = _posterior(settings) | {"chains": settings.groups * settings.runs * each}
+    method = ob.Ensemble(**training(settings))
+    narrow = workspace.sample("packed", model, task.train, method, **options)
+    return Narrow(model, replace(narrow, chain=chain_of(narrow) // each))
+
+
 def runs_of(workspace: SymmetryWorkspace, method: str) -> ob.Population:
     """All runs of a method: `groups` x `runs` of them with `draws` networks each, the run being the chain.
 
     SWAG, Laplace and SGHMC begin at the networks of the deep ensemble, run by run, so that methods differ by what they
-    add to it and not by luck of the training. So do methods of the user that do not train.
+    add to it and not by luck of the training. So do methods of the user that do not train. Implicit ensembles have
+    `members` networks in each run, or `draws` where they draw them.
     """
+    if method == "packed":
+        return packed(workspace).population
+    if method == "mcbatchnorm":
+        return _normalised(workspace)
     settings = workspace.settings
     chains = settings.groups * settings.runs
     if method in workspace.own.methods:
@@ -231,11 +298,59 @@ def _method(settings: SymmetrySettings, method: str) -> ob.Method:
     if method == "swag":
         collect = settings.swag_collect
         return ob.SWAG(draws=draws, step=settings.swag_rate, collect=collect, rank=min(20, collect - 1), **around)
+    if method in IMPLICIT:
+        return _implicit(settings, method)
     if method == "laplace":
         return ob.Laplace(draws=draws, layers=settings.laplace_layers, structure=settings.laplace_structure, **around)
     return ob.SGHMC(
         draws=draws, step=settings.sghmc_rate, thin=settings.sghmc_thin, warmup=settings.sghmc_warmup, **around
     )
+
+
+def _implicit(settings: SymmetrySettings, method: str) -> ob.Method:
+    shared: dict[str, Any] = {"members": settings.members, **training(settings)}
+    if method == "batchensemble":
+        return ob.BatchEnsemble(**shared)
+    if method == "lpbnn":
+        return ob.LPBNN(draws=settings.draws, **shared)
+    if method == "masksembles":
+        return ob.Masksembles(scale=settings.mask_scale, **shared)
+    return ob.MIMO(**shared)
+
+
+def _normalised(workspace: SymmetryWorkspace) -> ob.Population:
+    """Draws of batch-norm statistics of a perceptron with batch norm, folded into the weights of one without."""
+    settings, task = workspace.settings, problem(workspace)
+    method = ob.MCBatchNorm(draws=settings.draws, batch=settings.batch, **training(settings))
+    model = with_batch_norm(task.model)
+    options = _posterior(settings) | {"chains": settings.groups * settings.runs}
+    drawn = workspace.sample("mcbatchnorm", model, task.train, method, **options)
+    folded = ob.fold_norms(model, drawn)
+    names = dict(zip(_linear_names(model), _linear_names(task.model), strict=True))
+    tensors = {
+        f"{names[layer]}.{kind}": folded.tensor(f"{layer}.{kind}") for layer in names for kind in ("weight", "bias")
+    }
+    return ob.Population.from_stacked(tensors, chain=chain_of(drawn))
+
+
+def with_batch_norm(model: nn.Module) -> nn.Sequential:
+    """The same perceptron with batch norm behind each hidden linear layer.
+
+    >>> [type(layer).__name__ for layer in with_batch_norm(mlp(4, 3, 2))]
+    ['Linear', 'BatchNorm1d', 'ReLU', 'Linear']
+    """
+    layers = list(model.children())
+    normed: list[nn.Module] = []
+    with ob.global_seed(0):
+        for layer in layers:
+            normed.append(copy.deepcopy(layer))
+            if isinstance(layer, nn.Linear) and layer is not layers[-1]:
+                normed.append(nn.BatchNorm1d(layer.out_features))
+    return nn.Sequential(*normed).eval()
+
+
+def _linear_names(model: nn.Module) -> list[str]:
+    return [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
 
 
 def one_mode(population: ob.Population, run: int) -> ob.Population:
@@ -244,10 +359,11 @@ def one_mode(population: ob.Population, run: int) -> ob.Population:
 
 
 def multi_mode(population: ob.Population, settings: SymmetrySettings, group: int) -> ob.Population:
-    """Of each run of a group draws / runs networks, evenly spread over it: as many as in one mode, from all runs."""
-    share = max(1, settings.draws // settings.runs)
+    """Of each run of a group draws / runs networks, evenly spread over it, or all where a run has fewer."""
     chain = chain_of(population)
-    step = max(1, int((chain == 0).sum()) // share)
+    each = int((chain == 0).sum())
+    share = min(each, max(1, settings.draws // settings.runs))
+    step = max(1, each // share)
     wanted = range(group * settings.runs, (group + 1) * settings.runs)
     return population[torch.cat([(chain == run).nonzero().flatten()[::step][:share] for run in wanted])]
 

@@ -82,6 +82,11 @@ class SymmetrySettings(Settings):
         sghmc_rate: step of SGHMC.
         sghmc_thin: epochs of SGHMC between draws.
         sghmc_warmup: epochs of SGHMC before the first draw.
+        members: networks of an implicit ensemble, which are trained together.
+        mask_scale: of Masksembles: 1 for masks that are all alike, larger for less overlap.
+        packed_share: of the units of a layer in a network of a Packed-Ensemble.
+        rank_one: members of the BatchEnsemble that a refined mean and deviation is compared with; so many that both
+            store about two networks.
         workers: processes; results do not depend on them.
         lanes: networks that are computed side by side.
         permutations: of the test whether trainings can stand for HMC.
@@ -123,6 +128,10 @@ class SymmetrySettings(Settings):
     sghmc_rate: float = 1e-2
     sghmc_thin: int = 1
     sghmc_warmup: int = 30
+    members: int = 4
+    mask_scale: float = 1.5
+    packed_share: float = 0.5
+    rank_one: int = 8
     workers: int = 2
     lanes: int = 16
     permutations: int = 999
@@ -209,6 +218,13 @@ TERMS = {
     "SWAG": "a Gaussian through the places that SGD visits after training",
     "Laplace": "a Gaussian whose shape is the curvature of the loss at a trained network; here of its last layer",
     "SGHMC": "stochastic gradient Hamiltonian Monte Carlo: a chain of noisy steps on small batches",
+    "BatchEnsemble": "networks that share their weights, each with factors of its own for rows and columns",
+    "LP-BNN": "BatchEnsemble whose factors of columns are drawn by a small variational autoencoder",
+    "Masksembles": "networks that share their weights, each with a fixed set of units left out",
+    "MIMO": "one network that answers for several inputs at once, from as many slots and heads",
+    "MC batch norm": "one network with the statistics of random training batches, folded into its weights",
+    "Packed-Ensembles": "narrow networks trained side by side; here each has half of the units of every layer",
+    "implicit ensemble": "networks that are trained together and share most of their numbers",
     "deep ensemble": "independently trained networks, whose probabilities are averaged",
     "ECE": "expected calibration error: how far confidence is from accuracy, in bins of confidence",
     "ACE": "adaptive calibration error: the same for every class, in bins that hold equally many examples",
@@ -230,9 +246,10 @@ TERMS = {
 
 LEAST = {
     "examples": 2, "test_examples": 2, "reference_networks": 5, "batch": 1, "groups": 1, "runs": 2, "singles": 1,
-    "draws": 5, "chains": 4, "chain_draws": 5, "leapfrog": 1, "thin": 1, "swag_collect": 3, "sghmc_thin": 1,
-    "workers": 1, "lanes": 1, "permutations": 1, "toy_networks": 20, "toy_epochs": 1, "mass_networks": 2,
-    "mass_epochs": 1, "order_networks": 1, "order_epochs": 2, "archive_networks": 1,
+    "draws": 5, "members": 2, "rank_one": 2, "chains": 4, "chain_draws": 5, "leapfrog": 1, "thin": 1,
+    "swag_collect": 3, "sghmc_thin": 1, "workers": 1, "lanes": 1, "permutations": 1, "toy_networks": 20,
+    "toy_epochs": 1, "mass_networks": 2, "mass_epochs": 1, "order_networks": 1, "order_epochs": 2,
+    "archive_networks": 1,
 }  # fmt: skip
 ROWS = ("HMC", "Deep ensemble", "Dropout", "viBNN", "SWAG", "Laplace", "SGHMC")  # of the paper's table
 MOST = 15  # sentences

@@ -7,19 +7,22 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from torch import Tensor
+from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin_papers.numbers import mean_number
 from onebasin_papers.symmetry.networks import (
+    IMPLICIT,
     METHODS,
     SymmetryWorkspace,
     chain_of,
     described,
     hmc,
+    implicit_of,
     methods_of,
     multi_mode,
     one_mode,
+    packed,
     problem,
     reference,
     runs_of,
@@ -60,17 +63,29 @@ SYMMETRIC = (
 COMPARED = 30  # draws of each chain of HMC that enter a comparison of weights: neighbours say little more
 
 
-def numbers(workspace: SymmetryWorkspace, population: ob.Population, *, rival: ob.Population | None = None) -> Numbers:
+_DISTANCES = ("mmd", "mmd_runs", "mmd_rest", "ns", "ns_rest")
+
+
+def numbers(
+    workspace: SymmetryWorkspace,
+    population: ob.Population,
+    *,
+    rival: ob.Population | None = None,
+    model: nn.Module | None = None,
+) -> Numbers:
     """All measures of a population.
 
     Args:
         workspace: with reference and HMC.
         population: to be judged.
         rival: the HMC that it is compared with; that of the study unless given.
+        model: the architecture of the population where it is another one; its weights then have no distances (NaN).
     """
     task = problem(workspace)
     answers = hmc_predictive(workspace) if rival is None else ob.predict(task.model, rival, task.test[0], average=True)
-    result = _predictive(workspace, population, answers)
+    result = _predictive(workspace, population, answers, task.model if model is None else model)
+    if model is not None:
+        return result | {f"{prefix}{name}": math.nan for prefix in ("", "hmc_") for name in _DISTANCES}
     result |= _apart(workspace, population, reference(workspace), "")
     return result | _apart(workspace, population, thinned(workspace) if rival is None else rival, "hmc_")
 
@@ -89,10 +104,10 @@ def hmc_predictive(workspace: SymmetryWorkspace) -> Tensor:
     )
 
 
-def _predictive(workspace: SymmetryWorkspace, population: ob.Population, answers: Tensor) -> Numbers:
+def _predictive(workspace: SymmetryWorkspace, population: ob.Population, answers: Tensor, model: nn.Module) -> Numbers:
     task = problem(workspace)
     # Errors are taken over runs, not over examples.
-    evaluation = ob.evaluate(task.model, population, task.test, ood=task.outside, reference=answers, n_resamples=2)
+    evaluation = ob.evaluate(model, population, task.test, ood=task.outside, reference=answers, n_resamples=2)
     inside, detection = evaluation.in_distribution, evaluation.detection["msp"]
     return {
         "accuracy": PERCENT * inside["accuracy"].value,
@@ -145,14 +160,26 @@ class Row:
     Attributes:
         method: as in the paper.
         form: `ONE` or `MULTI`.
-        design: runs x networks of each.
+        runs: independent runs in each repetition.
+        each: networks of each run.
         groups: for each group its repetitions. Groups of the same number of two methods share their start.
     """
 
     method: str
     form: str
-    design: str
+    runs: int
+    each: int
     groups: tuple[tuple[Numbers, ...], ...]
+
+    @property
+    def design(self) -> str:
+        """Independent runs x networks of each."""
+        return f"{self.runs} x {self.each}"
+
+    @property
+    def run_share(self) -> float:
+        """Share of the pairs of networks that come from one run."""
+        return ob.same_run_share([self.each] * self.runs)
 
     def values(self, measure: str) -> list[float]:
         """All repetitions in which it is defined: a distance without runs needs several of them."""
@@ -170,7 +197,8 @@ class Row:
     def number(self, measure: str) -> report.Number:
         """For a table, with the published value beside it."""
         if not self.values(measure):
-            return report.Number(None, note="needs several runs")
+            several = measure.endswith("_rest") and self.form == ONE
+            return report.Number(None, note="needs several runs" if several else "another architecture")
         return mean_number(self.values(measure), published(self.method, self.form, measure))
 
 
@@ -180,26 +208,32 @@ def rows(workspace: SymmetryWorkspace) -> list[Row]:
 
 
 def _measured(workspace: SymmetryWorkspace) -> list[Row]:
-    settings, measured_rows, methods = workspace.settings, list[Row](), methods_of(workspace)
-    populations = {method: runs_of(workspace, method) for method in (*workspace.own.methods, *METHODS)}
-    share, groups = max(1, settings.draws // settings.runs), range(settings.groups)
-    designs = {ONE: f"1 x {settings.draws}", MULTI: f"{settings.runs} x {share}"}
+    settings, measured_rows = workspace.settings, list[Row]()
+    implicit = implicit_of(workspace)
+    methods = {**methods_of(workspace), **implicit}
+    populations = {method: runs_of(workspace, method) for method in (*workspace.own.methods, *METHODS, *implicit)}
     total, done = 2 * len(methods) + 2, 0
-    for form, design in designs.items():
+    for form in (ONE, MULTI):
         for method, title in methods.items():
             workspace.progress(done, total, f"measuring {title}, {form}")
+            model = packed(workspace).model if method == "packed" else None
             repeated = tuple(
-                tuple(numbers(workspace, one) for one in _forms(populations[method], workspace, form, group))
-                for group in groups
+                tuple(
+                    numbers(workspace, one, model=model) for one in _forms(populations[method], workspace, form, group)
+                )
+                for group in range(settings.groups)
             )
-            measured_rows.append(Row(title, form, design, repeated))
+            networks = len(next(_forms(populations[method], workspace, form, 0)))
+            runs = 1 if form == ONE else settings.runs
+            measured_rows.append(Row(title, form, runs, networks // runs, repeated))
             done += 1
     workspace.progress(done, total, "measuring deep ensembles and HMC")
     begun = starts(workspace)
     ensembles = tuple(
-        (numbers(workspace, begun[group * settings.runs : (group + 1) * settings.runs]),) for group in groups
+        (numbers(workspace, begun[group * settings.runs : (group + 1) * settings.runs]),)
+        for group in range(settings.groups)
     )
-    return [*measured_rows, Row(ENSEMBLE, MULTI, f"{settings.runs} x 1", ensembles), *_chains(workspace)]
+    return [*measured_rows, Row(ENSEMBLE, MULTI, settings.runs, 1, ensembles), *_chains(workspace)]
 
 
 def _forms(population: ob.Population, workspace: SymmetryWorkspace, form: str, group: int) -> Iterator[ob.Population]:
@@ -219,36 +253,37 @@ def _chains(workspace: SymmetryWorkspace) -> Iterator[Row]:
         (numbers(workspace, everything[chain == number], rival=few[thin != number]),)
         for number in range(settings.chains)
     )
-    yield Row(HMC, ONE, f"1 x {settings.chain_draws}", apart)
+    yield Row(HMC, ONE, 1, settings.chain_draws, apart)
     half = settings.chains // 2
     first, second = few[thin < half], few[thin >= half]
     there, back = numbers(workspace, first, rival=second), numbers(workspace, second, rival=first)
     once = {name: value for name, value in back.items() if name not in SYMMETRIC}  # the same there and back
-    yield Row(HMC, MULTI, f"{half} x {len(few) // settings.chains}", ((there,), (once,)))
+    yield Row(HMC, MULTI, half, len(few) // settings.chains, ((there,), (once,)))
 
 
 FORMS = (FORM, "unit-norm/first", "unit-norm/norm", "balanced/max", "balanced/norm", "keep/max", "aligned")
 
 
 def pairs(rows: Sequence[Row], own: Collection[str] = ()) -> list[tuple[Row, Row]]:
-    """One-mode and multi-mode rows of each method of the paper, and of some of the user's; HMC left out."""
+    """One-mode and multi-mode rows of each method of the paper, and of some others; HMC left out."""
     multi = {row.method: row for row in rows if row.form == MULTI}
     wanted = {*METHODS.values(), *own}
     return [(row, multi[row.method]) for row in rows if row.form == ONE and row.method in wanted]
 
 
-def gap_of_runs(workspace: SymmetryWorkspace, multi: Row) -> float:
+def gap_of_runs(multi: Row) -> float:
     """How far one mode should be above many if only the number of runs counts, from the multi-mode row alone.
 
     With f the share of pairs of one run, 1 for one mode, MMD is d + f v; the multi-mode row gives f v.
     """
-    share = run_share(workspace)
+    share = multi.run_share
     return (1 - share) * multi.mean("mmd_runs") / share if share else 0.0
 
 
 def run_share(workspace: SymmetryWorkspace) -> float:
-    """Share of the pairs of networks of a multi-mode population that come from one run."""
-    return ob.same_run_share([max(1, workspace.settings.draws // workspace.settings.runs)] * workspace.settings.runs)
+    """Share of the pairs of networks that come from one run, in multi-mode populations of the paper's methods."""
+    settings = workspace.settings
+    return ob.same_run_share([max(1, settings.draws // settings.runs)] * settings.runs)
 
 
 def run_table(workspace: SymmetryWorkspace, rows: Sequence[Row]) -> report.Table:
@@ -266,11 +301,15 @@ def run_table(workspace: SymmetryWorkspace, rows: Sequence[Row]) -> report.Table
         "runs",
         "Does the distance say more than how many runs were pooled?",
         columns,
-        tuple(_run_row(workspace, one, multi) for one, multi in pairs(rows, workspace.own.methods)),
+        tuple(
+            _run_row(workspace, one, multi)
+            for one, multi in pairs(rows, (*workspace.own.methods, *IMPLICIT.values()))
+            if one.values("mmd")
+        ),
         "± one standard error over independent repetitions",
-        f"Where populations differ in nothing but their runs, the ratio is {run_share(workspace):.3f}. The last column "
-        "is "
-        "what is left: 0 means that single networks of the method follow the law of independent trainings.",
+        f"Where populations differ in nothing but their runs, the ratio is {run_share(workspace):.3f} for the paper's "
+        "methods; implicit ensembles have fewer networks in a run. The last column is what is left: 0 means that "
+        "single networks of the method follow the law of independent trainings.",
     )
 
 
@@ -284,7 +323,7 @@ def _run_row(workspace: SymmetryWorkspace, one: Row, multi: Row) -> tuple[report
         multi.number("mmd"),
         report.Number(second / first if first else None, published=ratio, note="" if first else "nothing to divide by"),
         report.Number(first - second),
-        report.Number(gap_of_runs(workspace, multi)),
+        report.Number(gap_of_runs(multi)),
         mean_number(multi.values("mmd_rest")),
     )
 
@@ -369,7 +408,8 @@ _WORTH = ("accuracy", "brier", "ece", "ace", "aupr", "fpr95")  # what distance i
 
 def claims(workspace: SymmetryWorkspace, rows: Sequence[Row]) -> Iterator[report.Claim]:
     """All claims, each with its verdict; they are about the paper's methods."""
-    rows = [row for row in rows if row.method not in workspace.own.methods]
+    others = {*workspace.own.methods, *IMPLICIT.values()}
+    rows = [row for row in rows if row.method not in others]
     for words, measure, better, unit in _BETTER:
         yield _multi_mode(rows, words, measure, better, unit)
     yield _runs(workspace, rows)
@@ -413,7 +453,7 @@ def _caveat(differences: Sequence[Difference]) -> str:
 
 def _runs(workspace: SymmetryWorkspace, rows: Sequence[Row]) -> report.Claim:
     both = pairs(rows)
-    predicted = [gap_of_runs(workspace, multi) for _, multi in both]
+    predicted = [gap_of_runs(multi) for _, multi in both]
     gaps = [one.mean("mmd") - multi.mean("mmd") for one, multi in both]
     verdict = runs_tell(predicted, gaps)
     listed = ", ".join(
@@ -600,12 +640,13 @@ def _scatter(rows: Sequence[Row]) -> report.Figure:
     panels.append(
         report.Panel("points", "NS against MMD", report.Axis("MMD"), report.Axis("NS"), _points(rows, "ns"), equal)
     )
-    above = sum(row.mean("ns") > row.mean("mmd") for row in rows)
+    measured = [row for row in rows if row.values("mmd")]
+    above = sum(row.mean("ns") > row.mean("mmd") for row in measured)
     return report.Figure(
         "distance-and-worth",
         "Is a population that is close to independent trainings better?",
         f"Each point is a row of the table, with one standard error. Removing symmetries raises the distance in "
-        f"{above} of {len(rows)} rows.",
+        f"{above} of {len(measured)} rows.",
         tuple(panels),
     )
 
@@ -614,7 +655,7 @@ def _points(rows: Sequence[Row], measure: str) -> tuple[report.Series, ...]:
     """A measure against MMD, one series for each form."""
     series = []
     for shade, form in enumerate((ONE, MULTI)):
-        form_rows = [row for row in rows if row.form == form]
+        form_rows = [row for row in rows if row.form == form and row.values("mmd")]
         ends = [(row.mean(measure), row.number(measure).error or 0.0) for row in form_rows]
         series.append(
             report.Series(
@@ -631,7 +672,7 @@ def _points(rows: Sequence[Row], measure: str) -> tuple[report.Series, ...]:
 
 def _answer(workspace: SymmetryWorkspace, rows: Sequence[Row]) -> tuple[str, ...]:
     best = max(rows, key=lambda row: row.mean("accuracy"))
-    nearest = min(rows, key=lambda row: row.mean("mmd"))
+    nearest = min((row for row in rows if row.values("mmd")), key=lambda row: row.mean("mmd"))
     like = min((row for row in rows if row.method != "HMC"), key=lambda row: row.mean("tv"))
     share = run_share(workspace)
     return (

@@ -203,7 +203,7 @@ def test_many_modes_are_spread_over_each_run() -> None:
 
 
 def test_what_is_not_defined_has_no_number() -> None:
-    row = Row("any", ONE, "", (({"x": math.nan, "y": 1.0},), ({"x": math.nan, "y": 3.0},)))
+    row = Row("any", ONE, 1, 1, (({"x": math.nan, "y": 1.0},), ({"x": math.nan, "y": 3.0},)))
     assert row.number("x").value is None
     assert row.number("y").value == 2
     assert row.number("y").error == 1
@@ -212,8 +212,8 @@ def test_what_is_not_defined_has_no_number() -> None:
 def test_the_gap_of_runs_is_what_theory_says(workspace: Workspace[SymmetrySettings]) -> None:
     share = run_share(workspace)
     assert share == pytest.approx((2 - 1) / (4 - 1))  # 2 runs of 2 networks
-    many = Row("any", MULTI, "", (({"mmd_runs": 0.7},), ({"mmd_runs": 0.5},)))
-    assert gap_of_runs(workspace, many) == pytest.approx(0.6 / share - 0.6)
+    many = Row("any", MULTI, TINY.runs, TINY.draws // TINY.runs, (({"mmd_runs": 0.7},), ({"mmd_runs": 0.5},)))
+    assert gap_of_runs(many) == pytest.approx(0.6 / share - 0.6)
 
 
 def test_pairs_leave_out_what_has_one_form(workspace: Workspace[SymmetrySettings]) -> None:
