@@ -11,7 +11,7 @@ LOSSES = ("cross-entropy", "mse")
 FAMILIES = ("diagonal", "low-rank", "mixture")
 CRITERIA = ("snr", "signal-plus-noise", "magnitude", "sigma", "sigma-high", "random")
 SCOPES = ("global", "tensor")
-METHODS = ("hmc", "sghmc", "mclmc", "ensemble", "vi", "swag", "laplace", "dropout")
+METHODS = ("hmc", "sghmc", "mclmc", "ensemble", "vi", "swa", "ema", "swag", "laplace", "dropout", "mcbatchnorm")
 
 OWN_EXAMPLES = 1347  # of own data in `reproduce --preset quick`: as many as its digits have for training
 

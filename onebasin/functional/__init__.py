@@ -16,6 +16,7 @@ from onebasin.functional.call import (
     described,
     evaluation_mode,
     examples_in,
+    fixed_buffers,
     global_seed,
     moved,
     nothing_remembered,
@@ -26,6 +27,7 @@ from onebasin.functional.call import (
     wide_outputs,
 )
 from onebasin.functional.data import AnyInputs, Data, columns, few_of, inputs_of, measured_of, pair_of
+from onebasin.functional.fold import fold_norms, random_twin
 from onebasin.functional.losses import (
     KINDS,
     Loss,
@@ -110,6 +112,8 @@ __all__ = [
     "evaluation_mode",
     "examples_in",
     "few_of",
+    "fixed_buffers",
+    "fold_norms",
     "footprint",
     "frozen_norms",
     "global_seed",
@@ -128,6 +132,7 @@ __all__ = [
     "pieces",
     "portion",
     "predictions",
+    "random_twin",
     "refreshed",
     "refreshed_one",
     "replaced",

@@ -7,7 +7,20 @@ from onebasin.inference.journal import inspect_run, is_run, read_definition
 from onebasin.inference.kernel import ChainPlan, Draws, Info, Kernel, Method, Stage, StepIndex
 from onebasin.inference.laplace_torch import from_laplace
 from onebasin.inference.likelihood import LearnedNoise, bernoulli, categorical, choose, learned_gaussian
-from onebasin.inference.methods import HMC, MCLMC, METHODS, SGHMC, SWAG, VI, Dropout, Ensemble, Laplace
+from onebasin.inference.methods import (
+    EMA,
+    HMC,
+    MCLMC,
+    METHODS,
+    SGHMC,
+    SWA,
+    SWAG,
+    VI,
+    Dropout,
+    Ensemble,
+    Laplace,
+    MCBatchNorm,
+)
 from onebasin.inference.sample import sample
 from onebasin.inference.seeds import Streams, derived, generator
 from onebasin.inference.start import fresh
@@ -16,11 +29,13 @@ from onebasin.inference.training import TrainedMethod
 from onebasin.inference.weight_diagnostics import WeightDiagnostics, weight_diagnostics
 
 __all__ = [
+    "EMA",
     "HMC",
     "MCLMC",
     "METHODS",
     "MIXED",
     "SGHMC",
+    "SWA",
     "SWAG",
     "VI",
     "ChainPlan",
@@ -32,6 +47,7 @@ __all__ = [
     "Kernel",
     "Laplace",
     "LearnedNoise",
+    "MCBatchNorm",
     "Method",
     "Mixing",
     "Stage",

@@ -37,6 +37,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "swag": {"draws": 3, "collect": 4, "rank": 2, **TRAINING},
     "laplace": {"draws": 3, **TRAINING},
     "dropout": {"draws": 3, "dropout": 0.2, **TRAINING},
+    "mcbatchnorm": {"draws": 3, **TRAINING},
+    "swa": {"draws": 3, "share": 0.5, "low": 1e-4, **TRAINING},
+    "ema": {"draws": 3, "ema_decay": 0.8, **TRAINING},
 }
 
 
@@ -96,7 +99,7 @@ def test_fewer_chains_are_the_first_of_many(method: str) -> None:
     assert torch.equal(weights_of(many)[many.chain < 3], weights_of(few)[few.chain < 3])
 
 
-@pytest.mark.parametrize("method", ["hmc", "sghmc", "vi", "swag", "laplace", "dropout"])
+@pytest.mark.parametrize("method", ["hmc", "sghmc", "vi", "swag", "laplace", "dropout", "mcbatchnorm", "swa"])
 def test_fewer_draws_are_the_first_of_many(method: str) -> None:
     many, few = reference(method), drawn(method, draws=2)
     rows = by_chain(many)[:, :2]

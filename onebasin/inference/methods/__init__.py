@@ -2,11 +2,14 @@
 
 from onebasin.inference.kernel import Method
 from onebasin.inference.methods.dropout import Dropout
+from onebasin.inference.methods.ema import EMA
 from onebasin.inference.methods.ensemble import Ensemble
 from onebasin.inference.methods.hmc import HMC
 from onebasin.inference.methods.laplace import Laplace
+from onebasin.inference.methods.mc_batch_norm import MCBatchNorm
 from onebasin.inference.methods.mclmc import MCLMC
 from onebasin.inference.methods.sghmc import SGHMC
+from onebasin.inference.methods.swa import SWA
 from onebasin.inference.methods.swag import SWAG
 from onebasin.inference.methods.vi import VI
 
@@ -16,9 +19,25 @@ METHODS: dict[str, type[Method]] = {
     "mclmc": MCLMC,
     "ensemble": Ensemble,
     "vi": VI,
+    "swa": SWA,
+    "ema": EMA,
     "swag": SWAG,
     "laplace": Laplace,
     "dropout": Dropout,
+    "mcbatchnorm": MCBatchNorm,
 }
 
-__all__ = ["HMC", "MCLMC", "METHODS", "SGHMC", "SWAG", "VI", "Dropout", "Ensemble", "Laplace"]
+__all__ = [
+    "EMA",
+    "HMC",
+    "MCLMC",
+    "METHODS",
+    "SGHMC",
+    "SWA",
+    "SWAG",
+    "VI",
+    "Dropout",
+    "Ensemble",
+    "Laplace",
+    "MCBatchNorm",
+]

@@ -26,7 +26,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_unflatten
 
 from onebasin.errors import InputError
-from onebasin.functional import Call, moved, tracked
+from onebasin.functional import Call, moved, random_twin
 from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex, check_counts
 from onebasin.inference.seeds import Streams, generator
 from onebasin.inference.target import Outputs, ParameterLayout, Target, judged
@@ -177,7 +177,7 @@ def prove(model: nn.Module, places: list[MaskPlace], call: Call, generator: torc
     The identity is shown for random weights and statistics, so it holds whatever training makes of them, and for
     several places at once.
     """
-    wide = _randomised(model, generator)
+    wide = random_twin(model, generator)
     device = next(wide.parameters()).device
     arguments, options = moved(call, device, torch.float64)
     for place in places:
@@ -256,20 +256,6 @@ def _masked(model: nn.Module, place: MaskPlace, mask: Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-def _randomised(model: nn.Module, generator: torch.Generator) -> nn.Module:
-    """A float64 copy in evaluation mode with random weights and running statistics."""
-    wide = copy.deepcopy(model).double().eval()
-    with torch.no_grad():
-        for value in wide.parameters():
-            fan = max(1, value.numel() // len(value)) if value.dim() > 1 else 1
-            value.copy_(torch.randn(value.shape, generator=generator, dtype=value.dtype) / math.sqrt(fan))
-        for layer in tracked(wide).values():
-            for buffer in (layer.running_mean, layer.running_var):
-                assert buffer is not None  # tracked
-                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=buffer.dtype))
-    return wide
 
 
 def _impossible(name: str, reason: str) -> InputError:
