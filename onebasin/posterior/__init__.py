@@ -19,6 +19,7 @@ from onebasin.posterior.gaussian import (
 )
 from onebasin.posterior.layout import FlatLayout, flat_layout
 from onebasin.posterior.moments import Deviations
+from onebasin.posterior.narrow import narrow
 from onebasin.posterior.orbit import OrbitDensity, orbit_log_density
 from onebasin.posterior.posterior import FORMAT, Posterior, is_posterior, layer_map, load_posterior, read_parts
 from onebasin.posterior.predict import (
@@ -97,6 +98,7 @@ __all__ = [
     "kl",
     "layer_map",
     "load_posterior",
+    "narrow",
     "networks_of",
     "one_of_each",
     "orbit_log_density",

@@ -1,12 +1,12 @@
-"""EMA: the exponential moving average of the networks of a training (Polyak and Juditsky, 1992, with a forgetting mean).
+"""EMA: the exponential moving average of the networks of a training (Polyak and Juditsky, 1992, forgetting).
 
 After step t of training, at weights w_t and with d = `ema_decay`,
 
     m_t = d m_(t-1) + (1 - d) w_t.
 
 `bias="corrected"` starts at m_0 = 0 and divides by 1 - d^t, the sum of the coefficients, so that the average is one of
-w_1 ... w_t alone (as in Adam). `bias="start"` starts at the initial network, m_0 = w_0, which keeps the coefficient d^t.
-The two agree once d^t is small, that is after several times the 1 / (1 - d) steps that the average remembers.
+w_1 ... w_t alone (as in Adam). `bias="start"` starts at the initial network, m_0 = w_0, which keeps the coefficient
+d^t. The two agree once d^t is small, that is after several times the 1 / (1 - d) steps that the average remembers.
 
 What is drawn has batch-norm statistics of its own, measured on the training data (`onebasin.functional.refreshed`).
 """
