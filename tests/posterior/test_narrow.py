@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin.errors import InputError
-from onebasin.examples.small import separable_cnn
 from tests.models import BATTERY
 
 CASES = {case.name: case for case in BATTERY}
@@ -87,15 +86,13 @@ def test_groups_of_convolutions_between_hidden_channels() -> None:
     ]
     expected = torch.cat(halves, 1) + small[3].bias[:, None, None]
     torch.testing.assert_close(small[3](torch.ones(1, 4, 3, 3)), expected)
-    separable, pixels = separable_cnn(), torch.zeros(1, 3, 16, 16)
-    found = ob.narrow(separable, ob.discover(separable, pixels), 0.5, 2, inputs=pixels)
-    grouped = [(layer.groups, tuple(layer.weight.shape)) for layer in found.modules() if isinstance(layer, nn.Conv2d)]
-    before = [
-        (layer.groups, tuple(layer.weight.shape)) for layer in separable.modules() if isinstance(layer, nn.Conv2d)
-    ]
-    for (count, shape), (old, wide) in zip(grouped, before, strict=True):
-        if old > 1:  # depthwise: one channel per group, half as many channels
-            assert (count, shape) == (old // 2, (wide[0] // 2, *wide[1:]))
+    separable = nn.Sequential(
+        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.ReLU(), nn.Conv2d(8, 12, 1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(192, 3),
+    )  # fmt: skip
+    found = ob.narrow(separable, ob.discover(separable, inputs), 0.5, 2, inputs=inputs)
+    grouped = [(layer.groups, tuple(layer.weight.shape)) for layer in found if isinstance(layer, nn.Conv2d)]
+    assert grouped == [(1, (4, 1, 3, 3)), (4, (4, 1, 3, 3)), (2, (6, 2, 1, 1))]
 
 
 @pytest.mark.parametrize(
