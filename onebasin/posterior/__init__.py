@@ -18,16 +18,19 @@ from onebasin.posterior.gaussian import (
     one_of_each,
 )
 from onebasin.posterior.layout import FlatLayout, flat_layout
+from onebasin.posterior.linearise import OutputGaussian, linearise
 from onebasin.posterior.moments import Deviations
 from onebasin.posterior.narrow import narrow
 from onebasin.posterior.orbit import OrbitDensity, orbit_log_density
 from onebasin.posterior.posterior import FORMAT, Posterior, is_posterior, layer_map, load_posterior, read_parts
 from onebasin.posterior.predict import (
+    Linearised,
     Networks,
     Predictive,
     PredictOptions,
     Quantity,
     check_classes,
+    check_linearised,
     check_nan,
     first_of,
     networks_of,
@@ -72,10 +75,12 @@ __all__ = [
     "Gaussian",
     "Kronecker",
     "LayerMap",
+    "Linearised",
     "LowRank",
     "Masks",
     "Networks",
     "OrbitDensity",
+    "OutputGaussian",
     "Partial",
     "Point",
     "Posterior",
@@ -87,6 +92,7 @@ __all__ = [
     "Removal",
     "carried",
     "check_classes",
+    "check_linearised",
     "check_nan",
     "distance",
     "fidelity",
@@ -97,6 +103,7 @@ __all__ = [
     "is_posterior",
     "kl",
     "layer_map",
+    "linearise",
     "load_posterior",
     "narrow",
     "networks_of",
