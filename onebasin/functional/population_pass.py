@@ -179,7 +179,7 @@ def constant_over_members(model: nn.Module, block: Mapping[str, Tensor]) -> froz
 
 def _constant(value: Tensor) -> bool:
     """Whether all members (n, ...) are equal; most that differ do so in their first entries."""
-    flat = value.flatten(1)
+    flat = value.reshape(len(value), -1)
     return torch.equal(flat[1:, :_PROBES], flat[:-1, :_PROBES]) and torch.equal(flat[1:], flat[:-1])
 
 
