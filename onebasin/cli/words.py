@@ -7,6 +7,7 @@ MATCH_SCALES = ("reference", "keep")
 FORM = "balanced/max"
 PRESETS = ("median", "pooled", "paper", "paper-floors")
 LIKELIHOODS = ("categorical", "bernoulli", "gaussian")
+LINEARISED = ("sampled", "probit")
 LOSSES = ("cross-entropy", "mse")
 FAMILIES = ("diagonal", "low-rank", "mixture")
 CRITERIA = ("snr", "signal-plus-noise", "magnitude", "sigma", "sigma-high", "random")

@@ -24,6 +24,7 @@ from onebasin.posterior.narrow import narrow
 from onebasin.posterior.orbit import OrbitDensity, orbit_log_density
 from onebasin.posterior.posterior import FORMAT, Posterior, is_posterior, layer_map, load_posterior, read_parts
 from onebasin.posterior.predict import (
+    LINEARISED,
     Linearised,
     Networks,
     Predictive,
@@ -59,6 +60,7 @@ __all__ = [
     "FORMAT",
     "GAUSSIANS",
     "LEVELS",
+    "LINEARISED",
     "SCOPES",
     "Block",
     "Covariance",

@@ -156,6 +156,7 @@ def networks_of(networks: Networks, draws: int, seed: int) -> Population | Drawn
 
 
 Linearised = bool | Literal["sampled", "probit"]  # True is "sampled"
+LINEARISED = ("sampled", "probit")
 Shard = Population | range  # networks, or the numbers of those that the worker draws itself
 
 
@@ -248,7 +249,7 @@ def check_linearised(networks: Networks, linearised: Linearised, statistics: Mea
     Raises:
         InputError: so it is.
     """
-    if linearised not in (False, True, "sampled", "probit"):
+    if linearised not in (False, True, *LINEARISED):
         raise InputError(
             f'expected linearised to be True, False, "sampled" or "probit", found {linearised!r}: give "sampled"'
         )
