@@ -208,7 +208,9 @@ def compare(before: Path, names: list[str], count: int) -> bool:
             worse = sum(change < -1e-6 for change in changes)
             better = sum(change > 1e-6 for change in changes)
             fine &= not worse
-            print(f"{name:8} {case:32} better {better}, worse {worse}, {100 * min(changes):+.4f} to {100 * max(changes):+.4f} %")
+            print(
+                f"{name:8} {case:32} better {better}, worse {worse}, {100 * min(changes):+.4f} to {100 * max(changes):+.4f} %"
+            )
     return fine
 
 

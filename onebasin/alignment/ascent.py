@@ -396,4 +396,3 @@ def exchangeable_classes(same: Tensor) -> Tensor | None:
     """(units, units) of which can take each other's place -> (classes, units); None where it is one class."""
     rows = same.unique(dim=0)
     return None if len(rows) == 1 else rows
-

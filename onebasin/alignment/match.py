@@ -118,9 +118,7 @@ class Overlap:
         """What climbs between vertices where every tensor joins at most two trees; None where some do otherwise."""
         if self.device.type != "cpu" or not Ascent.suits(self.assignment, self.pieces):
             return None
-        classes = [
-            exchangeable_classes(_exchangeable(self.assignment, number)) for number in range(len(self.linear))
-        ]
+        classes = [exchangeable_classes(_exchangeable(self.assignment, number)) for number in range(len(self.linear))]
         return Ascent(self.assignment, self.linear, self.pieces, classes)
 
     def _add_block(

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from onebasin.cli.options import data_options, debug, dtype_option, force_option, likelihood_options, places
-from onebasin.cli.words import INPUT_GRAMMAR
+from onebasin.cli.words import INPUT_GRAMMAR, LINEARISED
 
 
 @click.command()
@@ -31,6 +31,13 @@ from onebasin.cli.words import INPUT_GRAMMAR
     metavar="DATA",
     help="Inputs, such as those of training, on which the running statistics of norms are measured for each network "
     f"from a posterior: {INPUT_GRAMMAR}.",
+)
+@click.option(
+    "--linearised",
+    type=click.Choice(LINEARISED),
+    metavar="FORM",
+    help=f"For a posterior: networks that are linear in their weights, {' or '.join(LINEARISED)} (of classes). Best for "
+    "Laplace.",
 )
 @click.option(
     "--n-resamples",
@@ -76,6 +83,7 @@ def evaluate(**options: Any) -> None:
       onebasin evaluate model.py:net draws/ test.npz --ood ood.npz -o record.json
       onebasin evaluate model.py:net posterior.safetensors test.npz --reference draws/ --json
       onebasin evaluate model.py:net posterior.safetensors test.npz --statistics train.npz
+      onebasin evaluate model.py:net laplace.safetensors test.npz --linearised probit
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     from onebasin.cli.work.evaluate import evaluate as work
 

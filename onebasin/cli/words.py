@@ -7,13 +7,14 @@ MATCH_SCALES = ("reference", "keep")
 FORM = "balanced/max"
 PRESETS = ("median", "pooled", "paper", "paper-floors")
 LIKELIHOODS = ("categorical", "bernoulli", "gaussian")
+LINEARISED = ("sampled", "probit")
 LOSSES = ("cross-entropy", "mse")
 FAMILIES = ("diagonal", "low-rank", "mixture")
 CRITERIA = ("snr", "signal-plus-noise", "magnitude", "sigma", "sigma-high", "random")
 SCOPES = ("global", "tensor")
 METHODS = (
-    "hmc", "sghmc", "mclmc", "ensemble", "vi", "swag", "laplace", "dropout", "batchensemble", "lpbnn", "masksembles",
-    "mimo",
+    "hmc", "sghmc", "mclmc", "ensemble", "vi", "swa", "ema", "swag", "laplace", "dropout", "batchensemble", "lpbnn",
+    "masksembles", "mimo", "mcbatchnorm",
 )  # fmt: skip
 
 OWN_EXAMPLES = 1347  # of own data in `reproduce --preset quick`: as many as its digits have for training

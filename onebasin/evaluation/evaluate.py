@@ -63,7 +63,19 @@ from onebasin.metrics import (
 )
 from onebasin.parallel import Executor, Progress, executor_for, progress_of
 from onebasin.population import Population
-from onebasin.posterior import Networks, Posterior, Predictive, PredictOptions, first_of, predict, stale_statistics
+from onebasin.posterior import (
+    Linearised,
+    Networks,
+    OutputGaussian,
+    Posterior,
+    Predictive,
+    PredictOptions,
+    check_linearised,
+    first_of,
+    linearise,
+    predict,
+    stale_statistics,
+)
 from onebasin.reporting import Cell, Column, Figure, Record, Result, Table, as_number, result_record
 
 # Attribute -> its key in the record, which is older than the attribute.
@@ -484,11 +496,10 @@ Noise = float | str | None
 
 
 def value_numbers(
-    outputs: Tensor, targets: Tensor, noise: Noise, levels: Sequence[float], resampling: Resampling
+    means: Tensor, spread: Tensor, targets: Tensor, levels: Sequence[float], resampling: Resampling
 ) -> dict[str, Estimate]:
-    """RMSE of the mean, NLL of the mixture, and coverage and width of its central intervals."""
+    """RMSE of the mean, NLL of the mixture, and coverage and width of its central intervals; see `gaussians`."""
     goals = targets.double()
-    means, spread = gaussians(outputs, goals, noise)
     central = means.mean(0, keepdim=True)
     each = {"nll": -log_density(means, goals, spread)}
     for level in levels:
@@ -566,6 +577,7 @@ def evaluate(
     confidence_level: float = 0.95,
     draws: int | None = None,
     statistics: AnyInputs = None,
+    linearised: Linearised = False,
     seed: int = 0,
     chunk: int | None = None,
     batch: int | None = None,
@@ -609,6 +621,9 @@ def evaluate(
         draws: networks drawn from a Posterior; 100 by default.
         statistics: inputs, such as those of training, on which running statistics are measured for each draw, as in
             `predict`; where they are missing, a remark and a warning say so, unless this is False.
+        linearised: evaluate networks that are linear in their weights, as in `predict`: "sampled" (or True) or, for
+            classes, "probit". For one value per example with a given noise the Gaussian over values is exact, and
+            nothing is drawn. A reference is taken as it is.
         seed: seed of the draws, of the halves for the temperature, and of the bootstrap.
         chunk: networks in one pass, as in `predict`.
         batch: examples in one pass, as in `predict`.
@@ -628,6 +643,9 @@ def evaluate(
     ood, statistics = measured_of(ood, model), measured_of(statistics, model)
     kind = kind_of_targets(targets, likelihood, noise)
     _check_idle(networks, reference, draws, statistics)
+    check_linearised(networks, linearised, statistics)
+    if kind == "gaussian" and linearised == "probit":
+        raise InputError('the probit form is one of classes, found values: give linearised="sampled"')
     if kind == "gaussian" and (ood is not None or reference is not None):
         raise InputError("ood and reference compare class probabilities, found a gaussian likelihood: leave them out")
     options = PredictOptions(
@@ -637,15 +655,17 @@ def evaluate(
         chunk=chunk,
         batch=batch,
         progress=progress_of(progress),
+        linearised=linearised,
     )
     notes: dict[str, None] = {}
-    for each in (networks, reference):
+    for each, own in ((networks, options), (reference, replace(options, linearised=False))):
         if isinstance(each, Posterior):
-            notes |= dict.fromkeys(stale_statistics(model, each, inputs, options)[1])
+            notes |= dict.fromkeys(stale_statistics(model, each, inputs, own)[1])
     if notes:
         options = replace(options, statistics=False)  # the warning has been given
     resampling = Resampling(n_resamples, confidence_level, seed)
     settings = {"level": confidence_level, "seed": seed, "method": "bca", "resamples": n_resamples}
+    settings |= {"linearised": linearised} if linearised else {}
     with executor_for(workers, executor) as opened:
         options = replace(options, executor=opened)
         if kind == "gaussian":
@@ -668,12 +688,30 @@ def _values(
     options: PredictOptions,
 ) -> Evaluation:
     given = {option.name: getattr(options, option.name) for option in fields(options)}
-    outputs = predict(model, networks, inputs, quantity="values", **given)
+    exact = _exact(model, networks, inputs, targets, noise, options)
+    outputs = predict(model, networks, inputs, quantity="values", **given) if exact is None else exact.mean
     goals = targets.to(outputs.device)
-    numbers = value_numbers(outputs, goals, noise, coverage, resampling)
     means, spread = gaussians(outputs, goals.double(), noise)
+    if exact is not None:
+        spread = (spread.square() + exact.std.double().reshape(means.shape).square()).sqrt()
+    numbers = value_numbers(means, spread, goals, coverage, resampling)
     curve = coverage_curve(means, goals.double(), spread)
     return Evaluation("gaussian", len(outputs), len(targets), 0, numbers, coverage=curve)
+
+
+def _exact(
+    model: nn.Module, networks: Networks, inputs: Inputs, targets: Tensor, noise: Noise, options: PredictOptions
+) -> OutputGaussian | None:
+    """The Gaussians of a linearised network where they give the predictive in closed form, else None.
+
+    They do for one value per example with a given noise level: values of one example are correlated otherwise.
+    """
+    if not options.linearised or not isinstance(networks, Posterior):
+        return None
+    alone = targets[0].numel() == 1 and isinstance(noise, int | float)
+    if not alone or not torch.allclose(networks.weights, networks.weights[:1]):
+        return None
+    return linearise(model, networks, inputs, progress=options.progress)
 
 
 def _classes(
@@ -717,7 +755,7 @@ def _classes(
     if reference is not None:
         if not isinstance(reference, Tensor):
             # Two posteriors should not be compared by the same random numbers.
-            options = replace(options, seed=resampling.seed + 1)
+            options = replace(options, seed=resampling.seed + 1, linearised=False)
             reference = Predictive.of(model, reference, inputs, options, prepare=prepare).mean
         evaluation = replace(evaluation, reference=comparison_numbers(predictive.mean, reference, resampling))
     return evaluation

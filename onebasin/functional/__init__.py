@@ -7,6 +7,7 @@ from onebasin.functional.call import (
     Call,
     Inputs,
     Inventory,
+    as_seen,
     attributes_kept,
     batches,
     call_arguments,
@@ -16,6 +17,7 @@ from onebasin.functional.call import (
     described,
     evaluation_mode,
     examples_in,
+    fixed_buffers,
     global_seed,
     moved,
     nothing_remembered,
@@ -26,6 +28,7 @@ from onebasin.functional.call import (
     wide_outputs,
 )
 from onebasin.functional.data import AnyInputs, Data, columns, few_of, inputs_of, measured_of, pair_of
+from onebasin.functional.fold import fold_norms, random_twin
 from onebasin.functional.losses import (
     KINDS,
     Loss,
@@ -95,6 +98,7 @@ __all__ = [
     "Score",
     "Tap",
     "answers",
+    "as_seen",
     "attributes_kept",
     "batches",
     "call_arguments",
@@ -110,6 +114,8 @@ __all__ = [
     "evaluation_mode",
     "examples_in",
     "few_of",
+    "fixed_buffers",
+    "fold_norms",
     "footprint",
     "frozen_norms",
     "global_seed",
@@ -128,6 +134,7 @@ __all__ = [
     "pieces",
     "portion",
     "predictions",
+    "random_twin",
     "refreshed",
     "refreshed_one",
     "replaced",

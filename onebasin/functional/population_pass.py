@@ -159,6 +159,30 @@ class Differentiable:
             )
 
 
+def constant_over_members(model: nn.Module, block: Mapping[str, Tensor]) -> frozenset[str]:
+    """Names of the tensors that all members of a block share, if some parameter is among them and some is not.
+
+    What the model computes from them and from its inputs alone has no member axis under `torch.func.vmap`, so the trunk
+    of networks that differ in their heads runs once for all of them.
+
+    >>> model = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 1, bias=False))
+    >>> block = {"0.weight": torch.ones(3, 2, 1), "0.bias": torch.ones(3, 2), "1.weight": torch.rand(3, 1, 2)}
+    >>> sorted(constant_over_members(model, block))
+    ['0.bias', '0.weight']
+    """
+    if len(next(iter(block.values()), ())) < 2:
+        return frozenset()
+    shared = frozenset(name for name, value in block.items() if _constant(value))
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return shared if parameters & shared and parameters - shared else frozenset()
+
+
+def _constant(value: Tensor) -> bool:
+    """Whether all members (n, ...) are equal; most that differ do so in their first entries."""
+    flat = value.reshape(len(value), -1)
+    return torch.equal(flat[1:, :_PROBES], flat[:-1, :_PROBES]) and torch.equal(flat[1:], flat[:-1])
+
+
 class _OneByOne:
     """Each member by itself: right for every model."""
 
@@ -172,15 +196,23 @@ class _OneByOne:
 
 
 class _Together:
-    """All members of a block in one pass through `torch.func.vmap`."""
+    """All members of a block in one pass through `torch.func.vmap`; what they share is computed once."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model, self.inventory = model, Inventory(model)
 
     def __call__(self, block: Mapping[str, Tensor], call: Call) -> Tensor:
+        shared = constant_over_members(self.model, block)
+        if shared:
+            with contextlib.suppress(Exception):  # the model writes into a shared tensor: each member gets its own
+                return self._run(block, call, shared)
+        return self._run(block, call, frozenset())
+
+    def _run(self, block: Mapping[str, Tensor], call: Call, shared: Collection[str]) -> Tensor:
         stacked = as_seen(self.model, block)
         dtype, device = floating_dtype(stacked), next(iter(stacked.values())).device
         fixed = fixed_buffers(self.model, device, dtype)
+        fixed |= {name: stacked.pop(name)[0] for name in shared}
 
         def one(tensors: Mapping[str, Tensor], placed: Call) -> Tensor:
             arguments, options = placed
@@ -193,6 +225,7 @@ class _Together:
             return mapped(one, stacked, moved(call, device, dtype))
 
 
+_PROBES = 16  # entries of a tensor by which most unequal members are told apart
 MEMBERS = 16  # more networks in one pass gain nothing on a processor
 ROOM = 256 << 20  # bytes for the activations of one pass
 HELD = 64 << 20  # bytes for the weights of the networks in one pass, and for their outputs

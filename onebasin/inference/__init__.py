@@ -8,12 +8,14 @@ from onebasin.inference.kernel import ChainPlan, Draws, Info, Kernel, Method, St
 from onebasin.inference.laplace_torch import from_laplace
 from onebasin.inference.likelihood import LearnedNoise, bernoulli, categorical, choose, learned_gaussian
 from onebasin.inference.methods import (
+    EMA,
     HMC,
     LPBNN,
     MCLMC,
     METHODS,
     MIMO,
     SGHMC,
+    SWA,
     SWAG,
     VI,
     BatchEnsemble,
@@ -21,6 +23,7 @@ from onebasin.inference.methods import (
     Ensemble,
     Laplace,
     Masksembles,
+    MCBatchNorm,
 )
 from onebasin.inference.sample import sample
 from onebasin.inference.seeds import Streams, derived, generator
@@ -31,6 +34,7 @@ from onebasin.inference.unroll import NothingImplicitError, implicit_kind, unrol
 from onebasin.inference.weight_diagnostics import WeightDiagnostics, weight_diagnostics
 
 __all__ = [
+    "EMA",
     "HMC",
     "LPBNN",
     "MCLMC",
@@ -38,6 +42,7 @@ __all__ = [
     "MIMO",
     "MIXED",
     "SGHMC",
+    "SWA",
     "SWAG",
     "VI",
     "BatchEnsemble",
@@ -50,6 +55,7 @@ __all__ = [
     "Kernel",
     "Laplace",
     "LearnedNoise",
+    "MCBatchNorm",
     "Masksembles",
     "Method",
     "Mixing",

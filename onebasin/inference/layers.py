@@ -8,8 +8,6 @@ what multiplies the inputs or outputs of such a layer can be folded into its wei
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -21,7 +19,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_unflatten
 
 from onebasin.errors import InputError
-from onebasin.functional import Call, tracked
+from onebasin.functional import Call
 from onebasin.inference.target import ParameterLayout, Target
 
 WEIGHTED = (nn.Linear, _ConvNd)
@@ -198,17 +196,3 @@ def by_layer(layers: Sequence[str], values: float | Mapping[str, float], option:
         )
     chosen = {name: [value for key, value in named.items() if fnmatchcase(name, key)] for name in layers}
     return {name: own[-1] for name, own in chosen.items() if own}
-
-
-def randomised(model: nn.Module, generator: torch.Generator) -> nn.Module:
-    """A float64 copy in evaluation mode with random weights and running statistics."""
-    wide = copy.deepcopy(model).double().eval()
-    with torch.no_grad():
-        for value in wide.parameters():
-            fan = max(1, value.numel() // len(value)) if value.dim() > 1 else 1
-            value.copy_(torch.randn(value.shape, generator=generator, dtype=value.dtype) / math.sqrt(fan))
-        for layer in tracked(wide).values():
-            for buffer in (layer.running_mean, layer.running_var):
-                assert buffer is not None  # tracked
-                buffer.copy_(0.5 + torch.rand(buffer.shape, generator=generator, dtype=buffer.dtype))
-    return wide

@@ -18,15 +18,20 @@ from onebasin.posterior.gaussian import (
     one_of_each,
 )
 from onebasin.posterior.layout import FlatLayout, flat_layout
+from onebasin.posterior.linearise import OutputGaussian, linearise
 from onebasin.posterior.moments import Deviations
+from onebasin.posterior.narrow import narrow
 from onebasin.posterior.orbit import OrbitDensity, orbit_log_density
 from onebasin.posterior.posterior import FORMAT, Posterior, is_posterior, layer_map, load_posterior, read_parts
 from onebasin.posterior.predict import (
+    LINEARISED,
+    Linearised,
     Networks,
     Predictive,
     PredictOptions,
     Quantity,
     check_classes,
+    check_linearised,
     check_nan,
     first_of,
     networks_of,
@@ -55,6 +60,7 @@ __all__ = [
     "FORMAT",
     "GAUSSIANS",
     "LEVELS",
+    "LINEARISED",
     "SCOPES",
     "Block",
     "Covariance",
@@ -71,10 +77,12 @@ __all__ = [
     "Gaussian",
     "Kronecker",
     "LayerMap",
+    "Linearised",
     "LowRank",
     "Masks",
     "Networks",
     "OrbitDensity",
+    "OutputGaussian",
     "Partial",
     "Point",
     "Posterior",
@@ -86,6 +94,7 @@ __all__ = [
     "Removal",
     "carried",
     "check_classes",
+    "check_linearised",
     "check_nan",
     "distance",
     "fidelity",
@@ -96,7 +105,9 @@ __all__ = [
     "is_posterior",
     "kl",
     "layer_map",
+    "linearise",
     "load_posterior",
+    "narrow",
     "networks_of",
     "one_of_each",
     "orbit_log_density",

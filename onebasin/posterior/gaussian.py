@@ -34,6 +34,9 @@ class Covariance(Protocol):
     def noise(self, count: int, generator: torch.Generator) -> Tensor:
         """Draws (count, D) with mean zero."""
 
+    def times_root(self, rows: Tensor) -> Tensor:
+        """Rows (..., D) times a root S of the covariance S S^T, (..., R) in the dtype of the rows."""
+
     def log_density(self, offset: Tensor) -> Tensor:
         """Log density of offsets (..., D) from the centre, float64 (...)."""
 
@@ -135,6 +138,10 @@ class Diagonal:
         """Draws (count, D) with mean zero."""
         return self.scale * standard_normal((count, self.size), self.scale, generator)
 
+    def times_root(self, rows: Tensor) -> Tensor:
+        """Rows (..., D) times diag(std), (..., D)."""
+        return rows * self.scale.to(rows)
+
     def log_density(self, offset: Tensor) -> Tensor:
         """Log density of offsets (..., D), float64 (...)."""
         check_spread(self.scale)
@@ -190,6 +197,10 @@ class LowRank:
         independent = standard_normal((count, self.size), self.scale, generator)
         along = standard_normal((count, self.factor.shape[1]), self.factor, generator)
         return self.scale * independent + along @ self.factor.T
+
+    def times_root(self, rows: Tensor) -> Tensor:
+        """Rows (..., D) times [diag(scale), factor], (..., D + K)."""
+        return torch.cat([rows * self.scale.to(rows), rows @ self.factor.to(rows)], dim=-1)
 
     def log_density(self, offset: Tensor) -> Tensor:
         """Log density of offsets (..., D), float64 (...), at the cost of a (K, K) system.
@@ -270,6 +281,10 @@ class Full:
     def noise(self, count: int, generator: torch.Generator) -> Tensor:
         """Draws (count, D) with mean zero."""
         return standard_normal((count, self.size), self.factor, generator) @ self.factor.T
+
+    def times_root(self, rows: Tensor) -> Tensor:
+        """Rows (..., D) times the factor, (..., D)."""
+        return rows @ self.factor.to(rows)
 
     def log_density(self, offset: Tensor) -> Tensor:
         """Log density of offsets (..., D), float64 (...)."""
@@ -382,6 +397,15 @@ class Kronecker:
             drawn.append(block.rotated(block.scale * free).reshape(count, -1))
         return torch.cat(drawn, dim=1)
 
+    def times_root(self, rows: Tensor) -> Tensor:
+        """Rows (..., D) in the eigenbasis of each block, times its standard deviations there, (..., D)."""
+        pieces = rows.split([block.scale.numel() for block in self.blocks], dim=-1)
+        scaled = [
+            block.unrotated(piece.reshape(*piece.shape[:-1], *block.scale.shape)) * block.scale.to(piece)
+            for block, piece in zip(self.blocks, pieces, strict=True)
+        ]
+        return torch.cat([own.flatten(-2) for own in scaled], dim=-1)
+
     def log_density(self, offset: Tensor) -> Tensor:
         """Log density of offsets (..., D), float64 (...)."""
         pieces = offset.double().split([block.scale.numel() for block in self.blocks], dim=-1)
@@ -449,6 +473,10 @@ class Partial:
         """Draws (count, D) with mean zero."""
         inner = self.inner.noise(count, generator)
         return inner.new_zeros(count, self.size).index_copy(1, self.places, inner)
+
+    def times_root(self, rows: Tensor) -> Tensor:
+        """The entries that vary of rows (..., D), times the root of the inner covariance, (..., R)."""
+        return self.inner.times_root(rows.index_select(-1, self.places))
 
     def log_density(self, offset: Tensor) -> Tensor:
         """Log density of the entries that vary, float64 (...); the other entries of the offset do not count."""

@@ -42,6 +42,7 @@ from onebasin.functional import (
 )
 from onebasin.parallel import Executor, Progress, align_tensors, executor_for, progress_of, serialized_copy
 from onebasin.population import Population
+from onebasin.posterior.linearise import Linearisation, linearise
 from onebasin.posterior.posterior import Posterior, shares
 from onebasin.state import Spec, State
 
@@ -154,6 +155,8 @@ def networks_of(networks: Networks, draws: int, seed: int) -> Population | Drawn
     return networks
 
 
+Linearised = bool | Literal["sampled", "probit"]  # True is "sampled"
+LINEARISED = ("sampled", "probit")
 Shard = Population | range  # networks, or the numbers of those that the worker draws itself
 
 
@@ -169,6 +172,7 @@ class PredictOptions:
     progress: Progress | None = None
     workers: int | None = None
     executor: str | Executor | None = None
+    linearised: Linearised = False
 
     @property
     def execution(self) -> dict[str, Any]:
@@ -178,6 +182,11 @@ class PredictOptions:
     def networks(self, networks: Networks) -> Population | Drawn:
         """The networks that these options mean."""
         return networks_of(networks, self.draws, self.seed)
+
+    def members(self, networks: Networks) -> int:
+        """How many predictions there will be: of the probit form one for each component."""
+        probit = self.linearised == "probit" and isinstance(networks, Posterior)
+        return len(networks.components) if probit else len(self.networks(networks))
 
     def sample_size(self) -> int:
         """Examples that show what a model does: two, or a batch where both sizes are given and others may not run."""
@@ -190,8 +199,12 @@ def forward_passes(
 ) -> Iterator[Iterator[tuple[int, Tensor]]]:
     """Open an iterator of (number of the first network, outputs of a chunk of networks (n, examples, ...)).
 
-    A worker reads or draws the networks of its chunk itself.
+    A worker reads or draws the networks of its chunk itself. Linearised networks run in this process.
     """
+    if options.linearised:
+        with closing(_linearised_passes(model, networks, inputs, options)) as chunks:
+            yield chunks
+        return
     members = options.networks(networks)
     first = first_of(members)
     sizes = portion(model, first, inputs, chunk=options.chunk, batch=options.batch)
@@ -213,7 +226,7 @@ def stale_statistics(
     Returns:
         Options that keep these statistics without another warning, and the sentence of the warning, if there is one.
     """
-    if not isinstance(networks, Posterior) or options.statistics is not None:
+    if not isinstance(networks, Posterior) or options.statistics is not None or options.linearised:
         return options, ()
     if not any(networks.spec[name].dtype.is_floating_point for name in networks.layout.buffer_names):
         return options, ()
@@ -228,6 +241,61 @@ def stale_statistics(
     note = stale("draws of the posterior", names, remedy)
     warnings.warn(note, StatisticsWarning, stacklevel=stacklevel)
     return replace(options, statistics=False), (note,)
+
+
+def check_linearised(networks: Networks, linearised: Linearised, statistics: Measured) -> None:
+    """Refuse a linearised predictive of what has no Gaussian to linearise with, or with options that nothing reads.
+
+    Raises:
+        InputError: so it is.
+    """
+    if linearised not in (False, True, *LINEARISED):
+        raise InputError(
+            f'expected linearised to be True, False, "sampled" or "probit", found {linearised!r}: give "sampled"'
+        )
+    if not linearised:
+        return
+    if not isinstance(networks, Posterior):
+        raise InputError(
+            f"expected a Posterior, whose Gaussians a network is linearised for, found {type(networks).__name__}: fit "
+            "one (ob.approximate, ob.fit), or leave linearised out"
+        )
+    if statistics is not None and statistics is not False:
+        raise InputError(
+            "running statistics are measured for drawn networks, found statistics= with linearised=, which runs the "
+            "network at the centre with its own: leave one of them out"
+        )
+    if linearised == "probit" and not torch.allclose(networks.weights, networks.weights[:1]):
+        raise InputError(
+            "expected components of equal weight for the probit form, found weights from "
+            f'{float(networks.weights.min()):g} to {float(networks.weights.max()):g}: give linearised="sampled"'
+        )
+
+
+def _linearised_passes(
+    model: nn.Module, posterior: Networks, inputs: Inputs, options: PredictOptions
+) -> Generator[tuple[int, Tensor], None, None]:
+    """Outputs of linearised networks at drawn weights; of the probit form the damped logits of each component."""
+    check_linearised(posterior, options.linearised, options.statistics)
+    assert isinstance(posterior, Posterior)  # checked
+    if options.linearised == "probit":
+        for number, logits in enumerate(linearise(model, posterior, inputs, progress=options.progress).probit):
+            yield number, logits[None]
+        return
+    drawn = Drawn(posterior, options.draws, options.seed)
+    sizes = portion(model, first_of(drawn), inputs, chunk=options.chunk, batch=options.batch)
+    vectors, chain, start = drawn.vectors(), drawn.chain.tolist(), 0
+    known: tuple[int, Linearisation] | None = None
+    while start < len(drawn):
+        component = chain[start]
+        stop = min(start + sizes.chunk, start + chain[start:].count(component))
+        flat = torch.cat([*islice(vectors, stop - start)])
+        if known is None or known[0] != component:
+            known = component, Linearisation(model, posterior, component)
+        yield start, torch.cat([known[1].shifted(call, flat) for _, call in batches(inputs, sizes.batch)], dim=1)
+        start = stop
+        if options.progress is not None:
+            options.progress(start, len(drawn), "networks")
 
 
 def _chunks(
@@ -305,6 +373,7 @@ def predict(
     average: bool = False,
     draws: int = 100,
     statistics: AnyInputs = None,
+    linearised: Linearised = False,
     seed: int = 0,
     chunk: int | None = None,
     batch: int | None = None,
@@ -337,6 +406,11 @@ def predict(
         statistics: inputs, such as those of training, on which the running statistics of norms are measured for each
             network that is drawn from a Posterior. False: leave them at the averages that the Posterior holds. None:
             the same, with a warning where there are such statistics. The networks of a Population keep theirs.
+        linearised: predict with networks that are linear in their weights, f(x; theta*) + J (theta - theta*) around
+            the centre of each component of a Posterior, as is best for Laplace. True or "sampled": at drawn weights
+            theta, so that every member is a function of all examples. "probit": no draws but one prediction for each
+            component, the softmax of logits that are damped by their variance. (For values `ob.linearise` gives mean
+            and standard deviation exactly.)
         seed: seed of the draws. Draw k is the same for any `chunk`.
         chunk: networks in one pass; by default as many as 256 MB of activations and 64 MB of weights hold, at most 16.
         batch: examples in one pass; by default 1,000, or fewer where activations are large.
@@ -355,6 +429,12 @@ def predict(
         StatisticsWarning: draws of a Posterior have running statistics that are not their own; see `statistics`.
     """
     check_quantity(quantity)
+    check_linearised(networks, linearised, statistics)
+    if linearised == "probit" and quantity != "probabilities":
+        raise InputError(
+            f'expected quantity="probabilities" for the probit form, found {quantity!r}: give linearised="sampled", or '
+            "take mean and std of ob.linearise"
+        )
     model = select_output(model, output)
     inputs, statistics = inputs_of(inputs, model), measured_of(statistics, model)
     options = PredictOptions(
@@ -366,8 +446,9 @@ def predict(
         progress=progress_of(progress),
         workers=workers,
         executor=executor,
+        linearised=linearised,
     )
-    total = len(options.networks(networks))
+    total = options.members(networks)
     options, _ = stale_statistics(model, networks, inputs, options)
     if average:
         return Predictive.of(model, networks, inputs, options, quantity=quantity, mean_only=True).mean

@@ -199,7 +199,7 @@ FOLLOWERS: tuple[tuple[tuple[type[nn.Module], ...], Follower], ...] = (
 
 
 def resized(
-    model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, known: Collection[type[nn.Module]] = ()
+    model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs | None, known: Collection[type[nn.Module]] = ()
 ) -> nn.Module:
     """A copy of a module with the tensors of a smaller network, after `remove_units`.
 
@@ -216,10 +216,12 @@ def resized(
     Args:
         model: the module of the old network; left as it was.
         state: all tensors of the smaller one.
-        inputs: an example input.
+        inputs: an example input; None where the copy shall not be run, which is refused where tensors do not tell all
+            widths.
         known: classes of your own that hold tensors and take every width from them, so that nothing has to follow.
 
     Raises:
+        InputError: there are no inputs, and the model has grouped convolutions or norms without weights.
         SpecError: names are missing, or there are others.
         ModelError: a layer of a class that is not known here changes its size, or the copy does not run: then the
             code of the model has a width written into it, and the smaller module has to be built by hand.
@@ -232,8 +234,25 @@ def resized(
         if changed:
             for name, width in _followed(path, layer, tuple(known)).items():
                 setattr(layer, name, width)
-    _run(small, inputs)
+    if inputs is not None:
+        _run(small, inputs)
+    elif unknown := _widths_of_data(small):
+        raise InputError(
+            f"expected inputs= for {type(model).__name__}, because the tensors of {unknown[0][0]!r} do not tell all of "
+            "its widths, found none: give an example input"
+        )
     return small
+
+
+def _widths_of_data(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Layers that have widths which only the data tell: grouped convolutions, and norms without weights."""
+    kinds = (nn.LayerNorm, nn.RMSNorm, _NormBase)
+    return [
+        (path, layer)
+        for path, layer in model.named_modules()
+        if (isinstance(layer, _ConvNd) and layer.groups > 1)
+        or (isinstance(layer, kinds) and getattr(layer, "weight", None) is None)
+    ]
 
 
 def _check_names(model: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -286,10 +305,7 @@ class _Watch:
 
     def __init__(self, small: nn.Module) -> None:
         self.found: list[tuple[nn.Module, LayerWidths]] = []
-        grouped = [layer for layer in small.modules() if isinstance(layer, _ConvNd) and layer.groups > 1]
-        bare = [layer for layer in small.modules() if isinstance(layer, nn.LayerNorm | nn.RMSNorm | _NormBase)]
-        bare = [layer for layer in bare if getattr(layer, "weight", None) is None]
-        self.handles = [layer.register_forward_pre_hook(self._seen) for layer in (*grouped, *bare)]
+        self.handles = [layer.register_forward_pre_hook(self._seen) for _, layer in _widths_of_data(small)]
 
     def _seen(self, layer: nn.Module, arguments: tuple[Any, ...]) -> None:
         value: Tensor = arguments[0]

@@ -68,9 +68,7 @@ class ExpandedElement:
     @cached_property
     def active(self) -> list[bool]:
         """For each space, whether anything of it moves."""
-        return [
-            moves or bool((factor != 1).any()) for moves, factor in zip(self.permuting, self.factors, strict=True)
-        ]
+        return [moves or bool((factor != 1).any()) for moves, factor in zip(self.permuting, self.factors, strict=True)]
 
     @cached_property
     def permuting(self) -> list[bool]:

@@ -108,6 +108,7 @@ def test_the_words_of_options_are_those_of_the_library() -> None:
     assert words.FAMILIES == posterior.FAMILIES
     assert words.CRITERIA == posterior.CRITERIA
     assert words.SCOPES == posterior.SCOPES
+    assert words.LINEARISED == posterior.LINEARISED
     assert tuple(inference.METHODS) == words.METHODS
 
 

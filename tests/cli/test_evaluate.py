@@ -126,6 +126,23 @@ def test_the_record_holds_what_the_library_finds(run: Run, folder: Path) -> None
     assert out.rstrip() == f"{found}\n\nout/record.json"
 
 
+@pytest.mark.parametrize("form", ["sampled", "probit"])
+def test_a_linearised_posterior_is_evaluated_as_in_python(run: Run, folder: Path, form: Any) -> None:
+    words = ("model.py:net", "posterior.safetensors", "test.npz", "--draws", 5, "--n-resamples", 20, "--json")
+    code, out, err = run(*words, "--linearised", form)
+    assert (code, err) == (0, "")
+    data = arrays("test.npz")
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+    networks = load_posterior(folder / "posterior.safetensors")
+    options: dict[str, Any] = {"draws": 5, "n_resamples": 20, "linearised": form}
+    found = evaluate(model, networks, (data["x"], data["y"].long()), **options)
+    record = json.loads(out)
+    assert {key: record[key] for key in found.to_dict()} == plain(**found.to_dict())
+    assert record["settings"]["linearised"] == form
+    code, _, err = run("model.py:net", "networks", "test.npz", "--linearised", form)
+    assert code == InputError.exit_code and "expected a Posterior" in err
+
+
 def test_json_is_the_record_and_nothing_else(run: Run, folder: Path) -> None:
     words = ("model.py:net", "posterior.safetensors", "test.npz", "--draws", 5, "--n-resamples", 20, "--limit", 12)
     code, out, err = run(*words, "--json", "-o", "record.json")

@@ -41,6 +41,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "lpbnn": {"members": 2, "draws": 3, "latent": 2, **TRAINING},
     "masksembles": {"members": 3, **TRAINING},
     "mimo": {"members": 3, "repetition": 2, "input_repetition_probability": 0.3, **TRAINING},
+    "mcbatchnorm": {"draws": 3, **TRAINING},
+    "swa": {"draws": 3, "share": 0.5, "low": 1e-4, **TRAINING},
+    "ema": {"draws": 3, "ema_decay": 0.8, **TRAINING},
 }
 DRAWS = {method: options.get("draws", options.get("members")) for method, options in OPTIONS.items()}
 
@@ -81,7 +84,7 @@ def test_neither_chunks_nor_the_disk_change_draws(method: str, tmp_path: Path) -
     assert_same(whole, drawn(method, chunk=2, path=tmp_path / "run"))
 
 
-@pytest.mark.parametrize("method", ["hmc"])
+@pytest.mark.parametrize("method", ["hmc", "mcbatchnorm"])
 def test_workers_do_not_change_draws(method: str) -> None:
     assert_same(reference(method), drawn(method, workers=2, chunk=2))
 
@@ -101,7 +104,7 @@ def test_fewer_chains_are_the_first_of_many(method: str) -> None:
     assert torch.equal(weights_of(many)[many.chain < 3], weights_of(few)[few.chain < 3])
 
 
-@pytest.mark.parametrize("method", ["hmc", "sghmc", "vi", "swag", "laplace", "dropout", "lpbnn"])
+@pytest.mark.parametrize("method", ["hmc", "sghmc", "vi", "swag", "laplace", "dropout", "lpbnn", "mcbatchnorm", "swa"])
 def test_fewer_draws_are_the_first_of_many(method: str) -> None:
     many, few = reference(method), drawn(method, draws=2)
     rows = by_chain(many)[:, :2]

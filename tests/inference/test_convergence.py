@@ -133,6 +133,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "ensemble": {},
     "checkpoints": {"draws": 3},
     "swag": {"collect": 4, "rank": 2, "draws": 2},
+    "swa": {"draws": 2},
+    "ema": {"draws": 2},
     "laplace": {"draws": 2},
     "dropout": {"draws": 2, "dropout": 0.001},
     "vi": {"draws": 2, "init_std": 0.001, "lr_schedule": "constant", "lr": 1e-3},

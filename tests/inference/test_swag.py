@@ -9,8 +9,9 @@ from torch.optim.swa_utils import update_bn
 
 from onebasin.errors import InputError
 from onebasin.functional.call import batches
+from onebasin.inference.averages import with_statistics
 from onebasin.inference.kernel import Draws, StepIndex
-from onebasin.inference.methods.swag import SWAG, Collected, SWAGKernel, with_statistics
+from onebasin.inference.methods.swag import SWAG, Collected, SWAGKernel
 from onebasin.inference.seeds import Streams
 from onebasin.inference.start import first_networks
 from onebasin.inference.target import Target, target_of

@@ -1,5 +1,6 @@
 """What a population predicts: against the networks one by one, for populations and for draws of a posterior."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from onebasin.functional import population_pass as networks
 from onebasin.functional.call import outputs
 from onebasin.functional.population_pass import portion
 from onebasin.population.population import Population
-from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank
+from onebasin.posterior.gaussian import Diagonal, Gaussian, LowRank, Partial
 from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior
 from onebasin.posterior.predict import Drawn, predict
@@ -286,3 +287,84 @@ def test_sizes_that_are_no_counts(sizes: dict[str, int]) -> None:
     model = mlp()
     with pytest.raises(InputError, match="has at least 1"):
         predict(model, population_of(model, 3), INPUTS, **sizes)  # type: ignore[arg-type]
+
+
+SEEN: list[bool] = []  # whether what reached the head of `Watched` had a member axis, call by call
+
+
+class Watched(nn.Module):
+    """A trunk and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+        self.head = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.trunk(x)
+        SEEN.append(torch._C._functorch.is_batchedtensor(hidden))
+        return self.head(hidden)
+
+
+def heads(model: nn.Module, members: int, *varying: str) -> Population:
+    networks = population_of(model, members, dtype=torch.float64).stacked()
+    return Population.from_stacked(
+        {name: value if name in varying else value[:1].expand_as(value).clone() for name, value in networks.items()}
+    )
+
+
+def test_members_that_share_a_trunk_run_it_once() -> None:
+    model, inputs = Watched(), torch.randn(9, 1, 4, 4, generator=seeded(2))
+    networks = heads(model, 5, "head.weight", "head.bias")
+    expected = one_by_one(model, networks, inputs)
+    SEEN.clear()
+    found = predict(model, networks, inputs, quantity="values", chunk=3, batch=9)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert SEEN[-2:] == [False, False], "blocks of three and of two members"
+    apart = heads(model, 5, "trunk.0.weight", "head.weight")
+    SEEN.clear()
+    found = predict(model, apart, inputs, quantity="values", chunk=5, batch=9)
+    assert SEEN[-1] is True
+    torch.testing.assert_close(found, one_by_one(model, apart, inputs), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("members", [1, 2, 4])
+def test_equal_members_and_single_ones_run_as_before(members: int) -> None:
+    model = mlp()
+    networks = heads(model, members)
+    found = predict(model, networks, INPUTS, quantity="values")
+    torch.testing.assert_close(found, one_by_one(model, networks, INPUTS), rtol=1e-12, atol=1e-12)
+
+
+def test_draws_of_a_last_layer_share_the_trunk() -> None:
+    model, inputs = Watched(), torch.randn(9, 1, 4, 4, generator=seeded(2))
+    posterior = posterior_of(model, 0.1)
+    only = posterior.components[0]
+    size, head = posterior.layout.size, 16 * 3 + 3
+    last = Partial(Diagonal(torch.full((head,), 0.1)), torch.arange(size - head, size), size)
+    posterior = replace(posterior, components=(Gaussian(only.centre, last),))
+    networks = Population.from_stacked(next(Drawn(posterior, 6).blocks(6))[1])
+    found = predict(model, posterior, inputs, draws=6, quantity="values", statistics=False)
+    assert SEEN[-1] is False
+    torch.testing.assert_close(found, one_by_one(model, networks, inputs), rtol=1e-4, atol=1e-5)
+
+
+class Counting(nn.Module):
+    """Writes what depends on the members into a buffer that they share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.register_buffer("total", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.head(self.body(x))
+        self.total += out.sum(0)
+        return out
+
+
+def test_a_model_that_writes_into_a_shared_buffer_runs_as_before() -> None:
+    model = Counting()
+    networks = heads(model, 4, "head.weight")
+    found = predict(model, networks, INPUTS, quantity="values")
+    torch.testing.assert_close(found, one_by_one(model, networks, INPUTS), rtol=1e-12, atol=1e-12)

@@ -43,7 +43,10 @@ GIVE_THE_PRIOR: dict[str, dict[str, Any]] = {
 POINT_OR_REFUSAL = {
     "ensemble": "ends at the mode of the prior",
     "swag": "walks without noise, and ends at the mode too",
+    "swa": "averages networks that all end there",
+    "ema": "averages networks, the latest of which are there",
     "dropout": "needs data to train on",
+    "mcbatchnorm": "needs data to take batches of",
 }
 
 
@@ -70,7 +73,8 @@ def test_no_data_give_the_prior(name: str) -> None:
 @pytest.mark.parametrize("name", list(POINT_OR_REFUSAL))
 def test_no_data_leave_the_others_at_the_mode(name: str) -> None:
     walk = {"optimizer": "sgd", "lr": 0.2, "momentum": 0.5, "epochs": 300}
-    if name == "dropout":
+    walk |= {"ema_decay": 0.9} if name == "ema" else {}
+    if name in ("dropout", "mcbatchnorm"):
         with pytest.raises(InputError, match="needs data"):
             sample(perceptron(), None, name)
     else:

@@ -17,7 +17,7 @@ from onebasin.functional import kind_of_targets
 from onebasin.posterior import Posterior
 from onebasin.reporting import write_record
 
-_GIVEN = ("likelihood", "noise", "draws", "n_resamples", "confidence_level", "bins")
+_GIVEN = ("likelihood", "noise", "draws", "linearised", "n_resamples", "confidence_level", "bins")
 
 
 def evaluate(

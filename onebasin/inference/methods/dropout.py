@@ -24,9 +24,9 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from onebasin.errors import InputError
-from onebasin.functional import Call, moved
+from onebasin.functional import Call, moved, random_twin
 from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex, check_counts
-from onebasin.inference.layers import WEIGHTED, by_layer, columns, few, input_units, ran, randomised, sampled_weight
+from onebasin.inference.layers import WEIGHTED, by_layer, columns, few, input_units, ran, sampled_weight
 from onebasin.inference.seeds import Streams, generator
 from onebasin.inference.target import Outputs, Target, judged
 from onebasin.inference.training import TrainedMethod
@@ -147,7 +147,7 @@ def prove(
     The identity is shown for random weights and statistics, so it holds whatever training makes of them, and for
     several places at once. `option` is the one that chooses layers.
     """
-    wide = randomised(model, generator)
+    wide = random_twin(model, generator)
     device = next(wide.parameters()).device
     arguments, options = moved(call, device, torch.float64)
     for place in places:

@@ -34,11 +34,8 @@ class Ensemble(TrainedMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_counts(1, draws=self.draws, every=self.every)
-        if self.draws > 1 and not self.snapshots and self.lr_schedule == "cosine":
-            raise InputError(
-                "expected a constant rate for checkpoints after the training, found a cosine schedule, which has ended "
-                'at zero there: use snapshots=True, or lr_schedule="constant"'
-            )
+        if not self.snapshots:
+            check_checkpoints(self.draws, self.lr_schedule, "use snapshots=True, or ")
 
     def plan(self, target: Target) -> ChainPlan:
         """Train; then one draw, checkpoints, or snapshots."""
@@ -52,3 +49,12 @@ class Ensemble(TrainedMethod):
         cycle = max(1, stage.steps // self.draws)
         cyclical = replace(kernel, optimizer=replace(kernel.optimizer, schedule="cyclical", cycle=cycle))
         return ChainPlan((Stage(stage.name, cyclical, 0),), self.draws, (cycle,))
+
+
+def check_checkpoints(draws: int, lr_schedule: str, instead: str = "use ") -> None:
+    """Raise where several draws would be taken after the rate has come to zero."""
+    if draws > 1 and lr_schedule == "cosine":
+        raise InputError(
+            "expected a constant rate for checkpoints after the training, found a cosine schedule, which has ended "
+            f'at zero there: {instead}lr_schedule="constant"'
+        )

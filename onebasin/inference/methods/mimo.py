@@ -30,10 +30,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from onebasin.errors import InputError
-from onebasin.functional import Call, moved, one_tensor, tracked
+from onebasin.functional import Call, moved, one_tensor, random_twin, tracked
 from onebasin.inference.implicit import MemberMap, MemberTensor, Unrolled, check_members, member_plan
 from onebasin.inference.kernel import ChainPlan
-from onebasin.inference.layers import WEIGHTED, WeightLayer, few, ran, randomised, weight_layers
+from onebasin.inference.layers import WEIGHTED, WeightLayer, few, ran, weight_layers
 from onebasin.inference.seeds import Streams, generator
 from onebasin.inference.target import Target
 from onebasin.inference.training import TrainedMethod
@@ -117,7 +117,7 @@ def input_axis(target: Target, first: WeightLayer, members: int) -> int:
     """
     assert target.outputs is not None  # there are layers
     stream = generator(0, "mimo", "proof")
-    wide = randomised(target.outputs.model, stream)
+    wide = random_twin(target.outputs.model, stream)
     leaves, structure = tree_flatten(moved(few(target), next(wide.parameters()).device, torch.float64))
     if len(leaves) != 1:
         raise InputError(f"expected a model with one input tensor for mimo, found {len(leaves)}: use another method")

@@ -16,10 +16,9 @@ from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_unflatten
 
 from onebasin.errors import InputError
-from onebasin.functional import refreshed, tracked
+from onebasin.inference.averages import running_mean, with_own_statistics
 from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex, check_counts
 from onebasin.inference.seeds import Streams
 from onebasin.inference.target import Target
@@ -122,9 +121,8 @@ class SWAGKernel:
 
     def collected(self, state: Collected) -> Collected:
         """Take in the networks as they are now."""
-        number = state.number + 1
         gap = state.position - state.mean
-        mean = state.mean + gap / number[:, None].to(gap.dtype)
+        mean, number = running_mean(state.mean, state.number, state.position)
         gap_to_new_mean = state.position - mean
         columns = state.columns
         if self.rank:
@@ -149,28 +147,9 @@ class SWAGKernel:
 
     def centres(self, state: Collected) -> Draws:
         """The mean networks, those of stochastic weight averaging, with batch-norm statistics of their own."""
-        return self._finished(state.mean, state.buffers)
+        return with_own_statistics(self.walk.target, state.mean, state.buffers)
 
     def draw(self, state: Collected, streams: Streams) -> Draws:
         """One network from each Gaussian."""
         position = one_of_each(self.components(state), streams.each("draw"))
-        return self._finished(position, state.buffers)
-
-    def _finished(self, position: Tensor, buffers: State) -> Draws:
-        target = self.walk.target
-        measured = with_statistics(target, position, buffers)
-        return Draws(position, measured, target.log_density(position, measured))
-
-
-def with_statistics(target: Target, position: Tensor, buffers: State) -> State:
-    """The buffers (chains, ...) with running statistics of the networks at `position` (chains, D), see `refreshed`.
-
-    They are measured on the data of the target; without norms, or without data, they come back as they are.
-    """
-    if target.outputs is None or not tracked(target.outputs.model):
-        return buffers
-    (arguments, named), _ = tree_unflatten(target.leaves, target.structure)
-    networks = target.layout.whole_state(target.layout.split(position), buffers)
-    model, constant = target.outputs.model, target.outputs.constant
-    states, _ = refreshed(model, networks, named or arguments, batch=target.piece, constant=constant)
-    return {name: states[name] for name in buffers}
+        return with_own_statistics(self.walk.target, position, state.buffers)
