@@ -12,6 +12,7 @@ FAMILIES = ("diagonal", "low-rank", "mixture")
 CRITERIA = ("snr", "signal-plus-noise", "magnitude", "sigma", "sigma-high", "random")
 SCOPES = ("global", "tensor")
 METHODS = ("hmc", "sghmc", "mclmc", "ensemble", "vi", "swag", "laplace", "dropout")
+RECIPES = ("resnet20-frn-cifar10", "resnet18-cifar10", "resnet18-cifar100", "resnet18-tiny-imagenet", "optunet-mnist")
 
 OWN_EXAMPLES = 1347  # of own data in `reproduce --preset quick`: as many as its digits have for training
 

@@ -1,6 +1,7 @@
 """Posterior samples and approximations of a network on data."""
 
 from onebasin.inference.approximate import approximate
+from onebasin.inference.augment import BatchTransform, MiniBatch, Mixup, RandomCrop, RandomFlip
 from onebasin.inference.diagnostics import MIXED, Diagnosis, Mixing, chain_rows, diagnose, mixing
 from onebasin.inference.job import method_of, options_of
 from onebasin.inference.journal import inspect_run, is_run, read_definition
@@ -8,6 +9,7 @@ from onebasin.inference.kernel import ChainPlan, Draws, Info, Kernel, Method, St
 from onebasin.inference.laplace_torch import from_laplace
 from onebasin.inference.likelihood import LearnedNoise, bernoulli, categorical, choose, learned_gaussian
 from onebasin.inference.methods import HMC, MCLMC, METHODS, SGHMC, SWAG, VI, Dropout, Ensemble, Laplace
+from onebasin.inference.recipes import RECIPES, Recipe, recipe
 from onebasin.inference.sample import sample
 from onebasin.inference.seeds import Streams, derived, generator
 from onebasin.inference.start import fresh
@@ -20,9 +22,11 @@ __all__ = [
     "MCLMC",
     "METHODS",
     "MIXED",
+    "RECIPES",
     "SGHMC",
     "SWAG",
     "VI",
+    "BatchTransform",
     "ChainPlan",
     "Diagnosis",
     "Draws",
@@ -33,7 +37,12 @@ __all__ = [
     "Laplace",
     "LearnedNoise",
     "Method",
+    "MiniBatch",
     "Mixing",
+    "Mixup",
+    "RandomCrop",
+    "RandomFlip",
+    "Recipe",
     "Stage",
     "StepIndex",
     "Streams",
@@ -57,6 +66,7 @@ __all__ = [
     "mixing",
     "options_of",
     "read_definition",
+    "recipe",
     "sample",
     "weight_diagnostics",
 ]

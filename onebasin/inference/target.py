@@ -496,7 +496,7 @@ class Target:
         def negative(sampled: State, buffers: State, data: list[Tensor]) -> tuple[Tensor, tuple[Tensor, State]]:
             examples, mixed = (data[:-2], data[-2:]) if mode.mixed else (data, [])
             given = tree_unflatten(examples, self.structure) if examples else None
-            if mixed:
+            if mixed and given is not None:
                 given = (given[0], MixedTargets(given[1], *mixed))
             with _bf16(layout.device) if mode.bf16 else nullcontext():
                 values, after = self.one(sampled, buffers, given, mode.training)
@@ -535,11 +535,12 @@ class Target:
         return function
 
 
-_NORMS = {F.batch_norm, F.instance_norm, torch.batch_norm, torch.instance_norm}
+_NORMS = {F.batch_norm, F.instance_norm, F.layer_norm, F.group_norm}
+_NORMS |= {torch.batch_norm, torch.instance_norm, torch.layer_norm, torch.group_norm}
 
 
 class _WideNorms(TorchFunctionMode):
-    """Batch and instance norms compute with float32 inputs: vmap has no rule for bfloat16 beside float32 weights."""
+    """Norms compute with float32 inputs: vmap has no rule for bfloat16 beside float32 weights."""
 
     def __torch_function__(
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None

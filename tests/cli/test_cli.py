@@ -108,6 +108,7 @@ def test_the_words_of_options_are_those_of_the_library() -> None:
     assert words.CRITERIA == posterior.CRITERIA
     assert words.SCOPES == posterior.SCOPES
     assert tuple(inference.METHODS) == words.METHODS
+    assert tuple(inference.RECIPES) == words.RECIPES
 
 
 def test_module_and_console_script_are_one_program() -> None:
