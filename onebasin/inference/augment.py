@@ -204,6 +204,13 @@ class Mixup:
         return float(np.random.default_rng(seed).beta(self.alpha, self.alpha))
 
 
+def changed(batch: MiniBatch, transforms: Sequence[BatchTransform], generators: Sequence[torch.Generator]) -> MiniBatch:
+    """The mini-batch after all transforms in turn."""
+    for transform in transforms:
+        batch = transform.apply(batch, generators)
+    return batch
+
+
 TRANSFORMS: dict[str, type[RandomCrop] | type[RandomFlip] | type[Mixup]] = {
     "crop": RandomCrop,
     "flip": RandomFlip,

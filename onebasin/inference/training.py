@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from onebasin.errors import InputError, PrecisionWarning
-from onebasin.inference.augment import BatchTransform, MiniBatch, transforms_of
+from onebasin.inference.augment import BatchTransform, changed, transforms_of
 from onebasin.inference.compile import Function, compiled
 from onebasin.inference.kernel import Draws, Info, Stage, StepIndex, check_counts, check_kinds
 from onebasin.inference.seeds import Streams, derived, generator
@@ -83,8 +83,7 @@ class TrainedMethod:
         check_schedule(self.lr_schedule, SCHEDULES)
         object.__setattr__(self, "milestones", _milestones(self.lr_schedule, self.milestones))
         object.__setattr__(self, "augment", transforms_of(self.augment))
-        if self.precision not in PRECISIONS:
-            raise InputError(f'expected precision "full" or "bf16", found {self.precision!r}: give precision="bf16"')
+        check_precision(self.precision)
         self._optimizer()
 
     def training(self, target: Target, *, optimum: bool = False) -> Stage:
@@ -125,6 +124,12 @@ def check_schedule(schedule: str, known: tuple[str, ...] = ("constant", "cosine"
         )
 
 
+def check_precision(precision: str) -> None:
+    """Raise unless it is a precision of trainings."""
+    if precision not in PRECISIONS:
+        raise InputError(f'expected precision "full" or "bf16", found {precision!r}: give precision="bf16"')
+
+
 def _milestones(schedule: str, milestones: Any) -> tuple[int, ...]:
     """Epochs in increasing order, where the schedule has some."""
     if not isinstance(milestones, tuple | list):
@@ -154,6 +159,28 @@ def check_transforms(transforms: tuple[BatchTransform, ...], target: Target, min
         )
     for transform in transforms:
         transform.check(target.leaves[:-1], target.leaves[-1])
+
+
+def pass_options(
+    transforms: tuple[BatchTransform, ...], bf16: bool, step: int, streams: Streams, samples: int = 1
+) -> dict[str, Any]:
+    """Keywords of the pass over a mini-batch that changes it and computes in bfloat16; none where it does neither.
+
+    The random numbers of a chain depend on its number and the step, not on blocks of steps.
+
+    Args:
+        transforms: what is done to the mini-batch.
+        bf16: whether the model computes in bfloat16.
+        step: of the stage.
+        streams: whose chains and seed count.
+        samples: rows of the pass that each chain has, one after the other.
+    """
+    options: dict[str, Any] = {"bf16": True} if bf16 else {}
+    if transforms:
+        each = [generator(streams.seed, "augment", chain, step) for chain in streams.chains]
+        generators = [one for one in each for _ in range(samples)]
+        options["change"] = partial(changed, transforms=transforms, generators=generators)
+    return options
 
 
 def in_bf16(target: Target) -> bool:
@@ -335,21 +362,12 @@ class Training:
         """One step on U / N."""
         rows = self.minibatches.rows(step_index.step, streams)
         seed = derived(streams.seed, "forward", streams.chains[0], step_index.step)
-        options: dict[str, Any] = {"bf16": True} if self.bf16 else {}
-        if self.transforms:
-            options["change"] = partial(self._changed, step=step_index.step, streams=streams)
+        options = pass_options(self.transforms, self.bf16, step_index.step, streams)
         evaluation = self.target(state.position, state.buffers, rows, training=True, seed=seed, **options)
         scale = 1 / max(1, self.target.examples)
         after, good = self.optimizer.update(state, evaluation.gradient, step_index, scale)
         info = {"loss": evaluation.potential * scale, "divergent": ~good}
         return after._replace(buffers=evaluation.buffers), info
-
-    def _changed(self, batch: MiniBatch, step: int, streams: Streams) -> MiniBatch:
-        """The mini-batch after all transforms; the numbers of a chain do not depend on blocks of steps."""
-        generators = [generator(streams.seed, "augment", chain, step) for chain in streams.chains]
-        for transform in self.transforms:
-            batch = transform.apply(batch, generators)
-        return batch
 
     def ending(self, state: Trained) -> Info:
         """Loss U / N and the norm of its gradient on the whole data, in evaluation mode."""

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import onebasin as ob
 from onebasin.errors import InputError
-from onebasin.inference import MiniBatch, driver
+from onebasin.inference import Draws, MiniBatch, StepIndex, driver
 from onebasin.inference.augment import transforms_of
 from onebasin.inference.seeds import Streams, generator
 from onebasin.inference.start import fresh
 from onebasin.inference.target import Minibatches, target_of
-from onebasin.inference.training import Optimizer, Training
+from onebasin.inference.training import pass_options
 from tests.judging import Z, numbers, seeded
 
 CHAINS, COUNT, SIDE = 2, 60, 6
@@ -98,13 +98,12 @@ def test_a_mixture_is_judged_by_both_targets(kind: str) -> None:
     x, model = IMAGES.flatten(0, 1), classifier()
     y = CLASSES.flatten() if kind == "categorical" else numbers(len(x), 4, seed=3)
     target = target_of(model, (x, y), prior=None, noise=None if kind == "categorical" else 0.7)
-    kernel = Training(target, Optimizer("sgd"), Minibatches(len(x), 10), transforms_of(("flip", "mixup")))
+    transforms = transforms_of(("flip", "mixup"))
     position = target.layout.join({name: value[None] for name, value in model.named_parameters()}).detach()
     rows = torch.arange(10)[None]
-    batch = kernel._changed(MiniBatch([x[rows]], y[rows]), 0, Streams(5, [0], 0))
-    found = target(
-        position, {}, rows, training=True, change=lambda batch: kernel._changed(batch, 0, Streams(5, [0], 0))
-    )
+    streams = Streams(5, [0], 0)
+    batch = pass_options(transforms, False, 0, streams)["change"](MiniBatch([x[rows]], y[rows]))
+    found = target(position, {}, rows, training=True, **pass_options(transforms, False, 0, streams))
     model.requires_grad_(True)
     outputs, share = model(batch.inputs[0][0]), batch.share[0]  # type: ignore[index]
     first, second = batch.targets[0], batch.partners[0]  # type: ignore[index]
@@ -198,6 +197,31 @@ def test_interrupted_within_an_epoch_it_trains_the_same(
 
 def test_workers_and_chunks_train_the_same(whole: ob.Population, tmp_path: Path) -> None:
     assert same(papers(path=tmp_path / "run", workers=2, chunk=1), whole)  # one chain in each batch
+
+
+def test_variational_inference_changes_examples_for_each_sample_of_weights() -> None:
+    """The gradient is the mean over what plain passes give, each draw of weights with examples of its own."""
+    x, y = IMAGES[0], CLASSES[0]
+    target = target_of(classifier(), (x, y), prior=1.0)
+    method = ob.VI(samples=2, batch=8, augment=("crop",), init_std=0.1)
+    kernel: Any = method.plan(target).stages[0].kernel
+    start = Draws(numbers(2, target.layout.size), {}, torch.zeros(2))
+    streams = Streams(3, [4, 5], "b")
+    state = kernel.init(start, streams)
+    noise = streams.gaussian("weights", state.mean[:, None].expand(-1, 2, -1))
+    after, _ = kernel.step(state, StepIndex(6, 100), Streams(3, [4, 5], "b"))
+    rows, theta = kernel.minibatches.rows(6, streams), state.mean[:, None] + 0.1 * noise
+    slopes = []
+    for place, chain in enumerate((4, 5)):
+        own, each = generator(3, "augment", chain, 6), []
+        chosen = rows[place]
+        both = [MiniBatch([x[chosen][None]], y[chosen][None]) for _ in range(2)]
+        for sample, batch in enumerate(ob.RandomCrop().apply(one, [own]) for one in both):
+            alone = target_of(classifier(), (batch.inputs[0][0], batch.targets[0]), prior=None)
+            each.append(alone(theta[place, sample][None], {}).gradient[0] * len(x) / 8)
+        slopes.append((torch.stack(each).mean(0) + state.mean[place]) / len(x))
+    expected = 0.1 * torch.stack(slopes)  # the first moment of Adam after one step
+    torch.testing.assert_close(after.first[:, : target.layout.size], expected, rtol=1e-9, atol=1e-12)
 
 
 def test_checkpoints_of_an_augmented_training_are_shorter_trainings() -> None:
