@@ -12,11 +12,11 @@ posteriors are discussed in these terms (Wenzel et al., 2020; Izmailov et al., 2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -199,9 +199,26 @@ class Mixup:
         return MiniBatch(mixed, batch.targets, batch.targets[each, order], columns)
 
     def _share(self, generator: torch.Generator) -> float:
-        """A draw of Beta(alpha, alpha); torch's own takes no generator."""
-        seed = int(torch.randint(1 << 62, (), generator=generator))
-        return float(np.random.default_rng(seed).beta(self.alpha, self.alpha))
+        """A draw of Beta(alpha, alpha): the share of one of two gamma numbers in their sum."""
+        first, second = (_log_gamma(self.alpha, generator) for _ in range(2))
+        return float(torch.sigmoid(torch.tensor(first - second, dtype=torch.float64)))
+
+
+def _log_gamma(shape: float, generator: torch.Generator) -> float:
+    """The logarithm of a gamma number with this shape (Marsaglia and Tsang, 2000); torch's own takes no generator.
+
+    Gamma(shape) = Gamma(shape + 1) U^(1 / shape), in logarithms, for small shapes make numbers below any float.
+    """
+    d = shape + 2 / 3
+    while True:
+        normal = float(torch.randn((), generator=generator, dtype=torch.float64))
+        uniforms = torch.rand(2, generator=generator, dtype=torch.float64)
+        cube = (1 + normal / math.sqrt(9 * d)) ** 3
+        if cube <= 0:
+            continue
+        accept, power = (math.log1p(-float(one)) for one in uniforms)
+        if accept < 0.5 * normal**2 + d - d * cube + d * math.log(cube):
+            return math.log(d * cube) + power / shape
 
 
 def changed(batch: MiniBatch, transforms: Sequence[BatchTransform], generators: Sequence[torch.Generator]) -> MiniBatch:

@@ -70,8 +70,9 @@ def test_flips_turn_half_of_the_images_and_what_belongs_to_their_pixels() -> Non
     assert torch.equal(ob.RandomFlip(1.0).apply(MiniBatch([IMAGES], CLASSES), streams()).inputs[0], IMAGES.flip(-1))
 
 
-def test_mixtures_are_of_examples_of_one_mini_batch_with_shares_of_the_beta_law() -> None:
-    alpha, shares = 0.3, []
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
+def test_mixtures_are_of_examples_of_one_mini_batch_with_shares_of_the_beta_law(alpha: float) -> None:
+    shares = []
     for seed in range(100):
         own = [seeded(CHAINS * seed + chain) for chain in range(CHAINS)]
         after = ob.Mixup(alpha).apply(MiniBatch([IMAGES], CLASSES), own)
