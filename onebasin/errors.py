@@ -99,6 +99,10 @@ class StatisticsWarning(OnebasinWarning):
     """Where do running statistics come from? Networks compute with statistics that are not their own."""
 
 
+class PrecisionWarning(OnebasinWarning):
+    """In what is computed? In more digits than were asked for, because the model has no operations with so few."""
+
+
 def check_options(options: Mapping[str, object], known: Collection[str], where: str) -> None:
     """Raise `InputError` when an option has an unknown name: a misspelt one would be ignored in silence.
 

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from onebasin.cli.options import data_options, debug, likelihood_options, places
-from onebasin.cli.words import METHODS
+from onebasin.cli.words import METHODS, RECIPES
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -56,6 +57,12 @@ def _count(name: str, text: str, least: int = 1) -> Callable[[_Command], _Comman
     metavar="NAME",
     help=f"{', '.join(METHODS)}; or FILE:METHOD. --list tells about them.",
 )
+@click.option(
+    "--recipe",
+    type=click.Choice(RECIPES),
+    metavar="NAME",
+    help=f"Train as published networks were trained: {', '.join(RECIPES)}. Without --method an ensemble.",
+)
 @_count("--chains", "Independent chains, trainings or fits that are pooled. Default: 1.")
 @_count("--draws", "Networks from each of them.")
 @click.option(
@@ -76,7 +83,11 @@ def _count(name: str, text: str, least: int = 1) -> Callable[[_Command], _Comman
 @_count("--batch", "Examples in a mini-batch.")
 @click.option("--lr", type=click.FloatRange(min=0, min_open=True), metavar="X", help="Learning rate of the mean loss.")
 @click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Any other option of the method; see --list."
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Any other option of the method, several values as in augment=crop,flip; see --list.",
 )
 @click.option(
     "--options",
@@ -123,8 +134,12 @@ def sample(**options: Any) -> None:
       onebasin sample onebasin.examples:digits_mlp digits --method hmc -o chain/
       onebasin sample model.py:net train.npz --noise 0.1 --chains 4 --workers 2 -o chains/
       onebasin sample model.py:net train.npz --method swag --set rank=10 -o draws/
+      onebasin sample model.py:net cifar10 --recipe resnet18-cifar10 --set milestones=40,60 -o networks/
       onebasin sample --list
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     from onebasin.cli.work.sample import sample as work
 
+    given = click.get_current_context().get_parameter_source("method") is not ParameterSource.DEFAULT
+    if options["recipe"] is not None and not given:
+        options["method"] = "ensemble"
     work(**options)

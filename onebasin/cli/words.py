@@ -16,6 +16,7 @@ METHODS = (
     "hmc", "sghmc", "mclmc", "ensemble", "vi", "swa", "ema", "swag", "laplace", "dropout", "batchensemble", "lpbnn",
     "masksembles", "mimo", "mcbatchnorm",
 )  # fmt: skip
+RECIPES = ("resnet20-frn-cifar10", "resnet18-cifar10", "resnet18-cifar100", "resnet18-tiny-imagenet", "optunet-mnist")
 
 OWN_EXAMPLES = 1347  # of own data in `reproduce --preset quick`: as many as its digits have for training
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from onebasin.errors import InputError
+
 EPSILON = 1e-6  # of filter response norm
 
 Activation = Callable[[Tensor], Tensor]
@@ -104,6 +106,42 @@ class ResNet(nn.Module):
             x = self.get_submodule(f"layer{stage + 1}")(x)
         logits: Tensor = self.linear(x.mean((-2, -1)))
         return logits
+
+
+NORMS: dict[str, Norm] = {"frn": FilterResponseNorm, "bn": nn.BatchNorm2d, "none": lambda channels: nn.Identity()}
+ACTIVATIONS: dict[str, Activation] = {"silu": nn.functional.silu, "relu": torch.relu}
+
+
+def resnet8(width: int = 16, classes: int = 10, norm: str = "frn", activation: str = "silu") -> nn.Module:
+    """ResNet-8, one block in each of three stages, for small colour images; 78 thousand weights with width 16.
+
+    >>> sum(value.numel() for value in resnet8().parameters())
+    78042
+    """
+    return _small(1, width, classes, norm, activation)
+
+
+def resnet20(width: int = 16, classes: int = 10, norm: str = "frn", activation: str = "silu") -> nn.Module:
+    """ResNet-20, three blocks in each of three stages, for small colour images.
+
+    >>> resnet20(4, norm="bn", activation="relu").eval()(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 10])
+
+    Args:
+        width: channels of the first stage.
+        classes: outputs.
+        norm: "frn" for filter response norm, "bn" for batch norm, or "none".
+        activation: "silu" or "relu".
+    """
+    return _small(3, width, classes, norm, activation)
+
+
+def _small(blocks: int, width: int, classes: int, norm: str, activation: str) -> nn.Module:
+    for name, value, known in (("norm", norm, NORMS), ("activation", activation, ACTIVATIONS)):
+        if value not in known:
+            words = ", ".join(known)
+            raise InputError(f"expected a {name} out of {words}, found {value!r}: give {name}={next(iter(known))!r}")
+    return ResNet(width, (blocks,) * 3, classes, NORMS[norm], ACTIVATIONS[activation])
 
 
 def resnet20_frn_silu(width: int = 16) -> nn.Module:

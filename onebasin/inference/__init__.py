@@ -1,6 +1,7 @@
 """Posterior samples and approximations of a network on data."""
 
 from onebasin.inference.approximate import approximate
+from onebasin.inference.augment import BatchTransform, MiniBatch, Mixup, RandomCrop, RandomFlip
 from onebasin.inference.diagnostics import MIXED, Diagnosis, Mixing, chain_rows, diagnose, mixing
 from onebasin.inference.job import method_of, options_of
 from onebasin.inference.journal import inspect_run, is_run, read_definition
@@ -25,6 +26,7 @@ from onebasin.inference.methods import (
     Masksembles,
     MCBatchNorm,
 )
+from onebasin.inference.recipes import RECIPES, Recipe, recipe
 from onebasin.inference.sample import sample
 from onebasin.inference.seeds import Streams, derived, generator
 from onebasin.inference.start import fresh
@@ -41,11 +43,13 @@ __all__ = [
     "METHODS",
     "MIMO",
     "MIXED",
+    "RECIPES",
     "SGHMC",
     "SWA",
     "SWAG",
     "VI",
     "BatchEnsemble",
+    "BatchTransform",
     "ChainPlan",
     "Diagnosis",
     "Draws",
@@ -58,8 +62,13 @@ __all__ = [
     "MCBatchNorm",
     "Masksembles",
     "Method",
+    "MiniBatch",
     "Mixing",
+    "Mixup",
     "NothingImplicitError",
+    "RandomCrop",
+    "RandomFlip",
+    "Recipe",
     "Stage",
     "StepIndex",
     "Streams",
@@ -84,6 +93,7 @@ __all__ = [
     "mixing",
     "options_of",
     "read_definition",
+    "recipe",
     "sample",
     "unroll",
     "weight_diagnostics",

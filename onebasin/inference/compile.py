@@ -75,7 +75,8 @@ def _beside(matrices: Tensor) -> Tensor:
 
 Function = Callable[..., tuple[Tensor, ...]]
 _LOG = logging.getLogger(__name__)
-_CLOSE = 1e-3  # largest difference between a compiled and an eager gradient, relative to its largest entry
+CLOSE = 1e-3  # largest difference between a compiled and an eager gradient, relative to its largest entry
+CLOSE_IN_BF16 = 5e-2  # compiled code rounds to bfloat16, at 2^-9, less often; a ResNet-8 of width 8 differs by 1.3e-2
 
 
 @cache
@@ -86,12 +87,13 @@ def has_compiler() -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++", "cl") if name)
 
 
-def compiled(function: Function, arguments: Sequence[Tensor]) -> Function | None:
+def compiled(function: Function, arguments: Sequence[Tensor], close: float = CLOSE) -> Function | None:
     """Return `function` compiled for tensors like `arguments`, or None where that fails or gives other numbers.
 
     Args:
         function: takes and returns flat sequences of tensors; must not depend on their values by branching.
         arguments: an example call.
+        close: largest difference to what `function` itself gives, relative to the largest entry.
     """
     # One tensor in two places would be traced as one argument, and the second place ignored ever after.
     arguments = [
@@ -107,7 +109,7 @@ def compiled(function: Function, arguments: Sequence[Tensor]) -> Function | None
     except Exception as error:  # any part of the compiler may refuse a model; eager is always right
         _LOG.info("not compiled: %s: %s", type(error).__name__, error)
         return None
-    return made if all(map(_agree, expected, found)) else None
+    return made if all(_agree(a, b, close) for a, b in zip(expected, found, strict=True)) else None
 
 
 def _built(function: Function, arguments: Sequence[Tensor]) -> Function:
@@ -126,11 +128,11 @@ def _built(function: Function, arguments: Sequence[Tensor]) -> Function:
     return lambda *tensors: tuple(made(*tensors))
 
 
-def _agree(a: Tensor, b: Tensor) -> bool:
+def _agree(a: Tensor, b: Tensor, close: float) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     if not a.is_floating_point() or not a.numel():
         return torch.equal(a, b)
     if not bool(torch.isfinite(a).all()):
         return True  # a wild start tells nothing; both are watched for NaN when they run
-    return bool((a - b).abs().max() <= _CLOSE * (1e-30 + a.abs().max()))
+    return bool((a - b).abs().max() <= close * (1e-30 + a.abs().max()))

@@ -265,6 +265,8 @@ def _as_json(value: Any) -> Any:
         return _digest([tensor for _, block in value.blocks() for tensor in block.values()])
     if isinstance(value, Mapping):
         return [[str(name), _as_json(entry)] for name, entry in value.items()]  # in this order: later patterns win
+    if isinstance(value, tuple | list):
+        return [_as_json(entry) for entry in value]
     if callable(value):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__name__)}"
     return value if isinstance(value, str | int | float | bool | None) else repr(value)

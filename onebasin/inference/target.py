@@ -15,19 +15,21 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from onebasin.errors import InputError, SpecError, first_line
+from onebasin.errors import InputError, PrecisionWarning, SpecError, first_line
 from onebasin.functional import (
     Bound,
     Data,
@@ -45,7 +47,8 @@ from onebasin.functional import (
     pair_of,
     warn_loop,
 )
-from onebasin.inference.compile import Function, compiled
+from onebasin.inference.augment import MiniBatch
+from onebasin.inference.compile import CLOSE, CLOSE_IN_BF16, Function, compiled
 from onebasin.inference.likelihood import LogLikelihood, Noise, bernoulli, categorical, check_shares, choose
 from onebasin.inference.seeds import Streams, derived, generator
 from onebasin.parallel import align_tensors
@@ -289,12 +292,27 @@ class Mode(NamedTuple):
         prior: whether the prior is added; once in several pieces.
         training: the model's training mode.
         factor: N / n.
+        bf16: whether the model computes in bfloat16 where torch's autocast does; weights and likelihood do not.
+        mixed: whether the last two tensors of the data are the targets of mixed-in examples and the share of the first.
     """
 
     own: bool
     prior: bool
     training: bool
     factor: float
+    bf16: bool = False
+    mixed: bool = False
+
+
+class MixedTargets(NamedTuple):
+    """Two targets for each example, and what the first counts (n,): the log likelihood is mixed alike."""
+
+    targets: Tensor
+    partners: Tensor
+    share: Tensor
+
+
+BatchChange = Callable[[MiniBatch], MiniBatch]
 
 
 class Ready(NamedTuple):
@@ -340,7 +358,15 @@ class Target:
         return {name: value.expand(chains, *value.shape).clone() for name, value in self.buffers.items()}
 
     def __call__(
-        self, position: Tensor, buffers: State, rows: Tensor | None = None, *, training: bool = False, seed: int = 0
+        self,
+        position: Tensor,
+        buffers: State,
+        rows: Tensor | None = None,
+        *,
+        training: bool = False,
+        seed: int = 0,
+        bf16: bool = False,
+        change: BatchChange | None = None,
     ) -> DensityEvaluation:
         """Potential and gradient at positions (chains, D).
 
@@ -350,11 +376,16 @@ class Target:
             rows: None for the whole data; indices (n,) of a mini-batch shared by all chains, or (chains, n).
             training: run the model in training mode: batch statistics are used and running ones updated, dropout drops.
             seed: of the model's own random numbers in training mode.
+            bf16: compute the model in bfloat16 where torch's autocast does; not the whole data.
+            change: what is done to the mini-batch (chains, n, ...) before.
         """
         with torch.no_grad():
             if rows is not None:
                 taken, factor = [leaf[rows] for leaf in self.leaves], self.examples / rows.shape[-1]
-                return self._pass(position, buffers, taken, Mode(rows.dim() == 2, True, training, factor), seed)
+                mode = Mode(rows.dim() == 2, True, training, factor, bf16)
+                if change is not None:
+                    taken, mode = _changed(change, taken, mode)
+                return self._pass(position, buffers, taken, mode, seed)
             if self.examples <= self.piece:
                 return self._pass(position, buffers, self.leaves, Mode(False, True, training, 1.0), seed)
             return self._pieces(position, buffers, training, seed)
@@ -395,9 +426,53 @@ class Target:
             try:
                 eager(*arguments)
             except (RuntimeError, ValueError, TypeError, IndexError) as refusal:  # vmap refuses in many ways
+                if mode.bf16:
+                    return self._wider(names, arguments, mode, refusal)
                 return self._looped(names, arguments, mode, refusal)
-            fast = compiled(eager, arguments) if self.compile else None
+            fast = compiled(eager, arguments, CLOSE_IN_BF16 if mode.bf16 else CLOSE) if self.compile else None
+        if self.compile and fast is None and mode.own and len(arguments[0]) > 1:
+            return self._one_by_one(names, arguments, mode) or Ready(eager, False)
         return Ready(fast or eager, fast is not None)
+
+    def _one_by_one(self, names: Sequence[str], arguments: list[Tensor], mode: Mode) -> Ready | None:
+        """A compiled pass of one chain, called for each: for models whose stacked pass the compiler refuses.
+
+        Convolutions of several chains are grouped ones, in layouts that it cannot always follow; nor are they faster.
+        """
+        one = [tensor[:1] for tensor in arguments]
+        key = (mode, *(tensor.shape for tensor in one))
+        if key not in self._functions:
+            self._functions[key] = self._ready(names, one, mode)
+        alone = self._functions[key]
+        if not alone.compiled:
+            return None
+
+        def each(*tensors: Tensor) -> tuple[Tensor, ...]:
+            results = [alone.function(*(tensor[row : row + 1] for tensor in tensors)) for row in range(len(tensors[0]))]
+            return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
+
+        return Ready(each, True)
+
+    def _wider(self, names: Sequence[str], arguments: list[Tensor], mode: Mode, refusal: Exception) -> Ready:
+        """A pass without bfloat16 where the model refuses it; chain after chain in it where only vmap does."""
+        full = mode._replace(bf16=False)
+        try:
+            self._gradients(names, full, looped=False)(*arguments)
+        except (RuntimeError, ValueError, TypeError, IndexError):  # vmap is what refuses, or the model itself
+            try:
+                self._gradients(names, mode, looped=True)(*arguments)
+            except (RuntimeError, ValueError, TypeError, IndexError) as error:
+                refusal = error
+            else:
+                return self._looped(names, arguments, mode, refusal)
+        ready = self._ready(names, arguments, full)
+        warnings.warn(
+            f"bfloat16 is refused by the model ({type(refusal).__name__}: {first_line(refusal, 120)}), so it trains in "
+            f'{dtype_name(self.layout.dtype)}: leave precision="bf16" out, or use layers that torch.autocast supports',
+            PrecisionWarning,
+            stacklevel=2,
+        )
+        return ready
 
     def _looped(self, names: Sequence[str], arguments: list[Tensor], mode: Mode, refusal: Exception) -> Ready:
         """Chain after chain, for a model that vmap refuses; raises if the model itself does not run."""
@@ -419,8 +494,12 @@ class Target:
         layout, prior = self.layout, self.prior
 
         def negative(sampled: State, buffers: State, data: list[Tensor]) -> tuple[Tensor, tuple[Tensor, State]]:
-            given = tree_unflatten(data, self.structure) if data else None
-            values, after = self.one(sampled, buffers, given, mode.training)
+            examples, mixed = (data[:-2], data[-2:]) if mode.mixed else (data, [])
+            given = tree_unflatten(examples, self.structure) if examples else None
+            if mixed and given is not None:
+                given = (given[0], MixedTargets(given[1], *mixed))
+            with _bf16(layout.device) if mode.bf16 else nullcontext():
+                values, after = self.one(sampled, buffers, given, mode.training)
             return -mode.factor * values.sum(), (mode.factor * values.detach().double().sum(), after)
 
         def one_by_one(sampled: State, buffers: State, data: list[Tensor]) -> tuple[State, tuple[Tensor, State]]:
@@ -454,6 +533,37 @@ class Target:
             return (gradient, likelihood, before, *([after[name] for name in names] if mode.training else []))
 
         return function
+
+
+_NORMS = {F.batch_norm, F.instance_norm, F.layer_norm, F.group_norm}
+_NORMS |= {torch.batch_norm, torch.instance_norm, torch.layer_norm, torch.group_norm}
+
+
+class _WideNorms(TorchFunctionMode):
+    """Norms compute with float32 inputs: vmap has no rule for bfloat16 beside float32 weights."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        if function in _NORMS:
+            arguments = (widened(arguments[0]), *arguments[1:])
+        return function(*arguments, **(options or {}))
+
+
+@contextmanager
+def _bf16(device: torch.device) -> Iterator[None]:
+    """Bfloat16 for matrix products and convolutions; casts of weights are not kept, the next call has others."""
+    with torch.autocast(device.type, torch.bfloat16, cache_enabled=False), _WideNorms():
+        yield
+
+
+def _changed(change: BatchChange, taken: list[Tensor], mode: Mode) -> tuple[list[Tensor], Mode]:
+    """The mini-batch, inputs first, after a random change."""
+    batch = change(MiniBatch(taken[:-1], taken[-1]))
+    taken = [*batch.inputs, batch.targets]
+    if batch.partners is None or batch.share is None:
+        return taken, mode
+    return [*taken, batch.partners, batch.share], mode._replace(mixed=True)
 
 
 def _examples(arguments: list[Tensor], mode: Mode) -> str:
@@ -561,9 +671,19 @@ def judged(called: Outputs, likelihood: LogLikelihood) -> OneNetwork:
     def one(sampled: Mapping[str, Tensor], own: State, given: Any, training: bool) -> tuple[Tensor, State]:
         arguments, goal = given
         outputs, after = called(sampled, own, arguments, training)
-        return likelihood(outputs, goal), after
+        if not torch.is_autocast_enabled(outputs.device.type):
+            return _judged(likelihood, outputs, goal), after
+        with torch.autocast(outputs.device.type, enabled=False):  # the loss in float32, of float32 outputs
+            return _judged(likelihood, widened(outputs), goal), after
 
     return one
+
+
+def _judged(likelihood: LogLikelihood, outputs: Tensor, goal: Any) -> Tensor:
+    """Log likelihoods (n,) of targets, or mixtures of those of two targets each."""
+    if not isinstance(goal, MixedTargets):
+        return likelihood(outputs, goal)
+    return goal.share * likelihood(outputs, goal.targets) + (1 - goal.share) * likelihood(outputs, goal.partners)
 
 
 def _checked(layout: ParameterLayout, data: tuple[Inputs, Tensor]) -> tuple[Any, Tensor]:

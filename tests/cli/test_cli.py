@@ -110,6 +110,7 @@ def test_the_words_of_options_are_those_of_the_library() -> None:
     assert words.SCOPES == posterior.SCOPES
     assert words.LINEARISED == posterior.LINEARISED
     assert tuple(inference.METHODS) == words.METHODS
+    assert tuple(inference.RECIPES) == words.RECIPES
 
 
 def test_module_and_console_script_are_one_program() -> None:

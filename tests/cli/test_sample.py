@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onebasin import SGHMC, Population
+from onebasin import SGHMC, SWAG, Ensemble, Mixup, Population, RandomFlip
 from onebasin.cli.work import sample as sample_verb
 from onebasin.cli.work.sample import KEYWORDS, diagnostics_table
 from onebasin.data.load import load
@@ -160,6 +160,33 @@ def test_options_reach_the_library_under_their_names(run: Run, tmp_path: Path, m
         "chains": 3, "seed": 5, "prior": 0.5, "noise": 0.25, "likelihood": "gaussian", "workers": 2, "executor": None,
         "chunk": 1, "examples": 60, "compile": False, "path": tmp_path / "draws",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "kind"), [("", Ensemble), ("--method swag", SWAG)])
+def test_recipes_and_options_of_several_values_reach_the_library(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, kind: Any
+) -> None:
+    received: dict[str, Any] = {}
+
+    def heard(model: Any, data: tuple[Tensor, Tensor], method: Any, **options: Any) -> Population:
+        received.update(method=method)
+        raise InputError("heard")
+
+    monkeypatch.setattr(sample_verb, "draw", heard)
+    given = "--recipe resnet18-cifar10 --set milestones=40,60 --set augment=flip,mixup --set precision=bf16 --epochs 80"
+    assert run(*DIGITS[:2], *words.split(), *given.split(), "-o", tmp_path / "draws")[0] == InputError.exit_code
+    assert received["method"] == kind(
+        epochs=80, batch=128, lr=0.05, optimizer="sgd", momentum=0.9, nesterov=True, weight_decay=5e-4,
+        lr_schedule="milestones", milestones=(40, 60), gamma=0.1, augment=(RandomFlip(), Mixup()), precision="bf16",
+    )  # fmt: skip
+    alone = "--method ensemble --set lr_schedule=milestones --set milestones=3 --set augment=none"
+    run(*DIGITS[:2], *alone.split(), "-o", tmp_path / "draws")
+    assert received["method"] == Ensemble(lr_schedule="milestones", milestones=(3,))
+
+
+def test_a_method_that_does_not_train_has_no_recipe(run: Run, tmp_path: Path) -> None:
+    code, _, err = run(*DIGITS[:2], "--method", "vi", "--recipe", "optunet-mnist", "-o", tmp_path / "draws")
+    assert code == InputError.exit_code and "expected a method that trains, found VI" in err
 
 
 def test_one_seed_one_result(run: Run, tmp_path: Path) -> None:

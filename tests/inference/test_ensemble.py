@@ -50,10 +50,66 @@ def plain_loop(model: nn.Module, seed: int, chain: int, optimiser: Any, schedule
     return model
 
 
+PER_EPOCH = EXAMPLES // BATCH
+
+
+def warm_up(steps: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LinearLR:
+    """Two epochs, from one share of the rate in the first step to all of it in the last."""
+    count = 2 * PER_EPOCH
+    return torch.optim.lr_scheduler.LinearLR(steps, 1 / count, total_iters=count - 1)
+
+
+class DecayedAdam(torch.optim.Adam):
+    """L2 in the gradient as in Adam of torch, and besides that weights shrink as in AdamW."""
+
+    def step(self, closure: Any = None) -> None:
+        with torch.no_grad():
+            before = [value.clone() for value in self.param_groups[0]["params"]]
+            super().step(closure)
+            for value, old in zip(self.param_groups[0]["params"], before, strict=True):
+                value -= self.param_groups[0]["lr"] * 0.1 * old
+
+
 TRAININGS: dict[str, tuple[dict[str, Any], Callable[..., Any], Any]] = {
     "adam": ({"lr": 0.02}, lambda own: torch.optim.Adam(own, 0.02), None),
     "adamw": ({"lr": 0.02, "decay": 0.1}, lambda own: torch.optim.AdamW(own, 0.02, weight_decay=0.1), None),
     "sgd": ({"optimizer": "sgd", "lr": 0.02}, lambda own: torch.optim.SGD(own, 0.02, momentum=0.9), None),
+    "nesterov": (
+        {"optimizer": "sgd", "lr": 0.02, "momentum": 0.8, "nesterov": True, "weight_decay": 0.05},
+        lambda own: torch.optim.SGD(own, 0.02, momentum=0.8, nesterov=True, weight_decay=0.05),
+        None,
+    ),
+    "adam with L2": (
+        {"lr": 0.02, "weight_decay": 0.05},
+        lambda own: torch.optim.Adam(own, 0.02, weight_decay=0.05),
+        None,
+    ),
+    "both decays": (
+        {"lr": 0.02, "weight_decay": 0.05, "decay": 0.1},
+        lambda own: DecayedAdam(own, 0.02, weight_decay=0.05),
+        None,
+    ),
+    "milestones": (
+        {"optimizer": "sgd", "lr": 0.05, "lr_schedule": "milestones", "milestones": (2, 5), "gamma": 0.3},
+        lambda own: torch.optim.SGD(own, 0.05, momentum=0.9),
+        lambda steps: torch.optim.lr_scheduler.MultiStepLR(steps, [2 * PER_EPOCH, 5 * PER_EPOCH], 0.3),
+    ),
+    "warm-up and milestones": (
+        {"lr": 0.05, "lr_schedule": "milestones", "milestones": (1, 5), "lr_warmup": 2},
+        lambda own: torch.optim.Adam(own, 0.05),
+        lambda steps: torch.optim.lr_scheduler.ChainedScheduler(
+            [warm_up(steps), torch.optim.lr_scheduler.MultiStepLR(steps, [PER_EPOCH, 5 * PER_EPOCH])]
+        ),
+    ),
+    "warm-up and cosine": (
+        {"optimizer": "sgd", "lr": 0.05, "lr_schedule": "cosine", "lr_warmup": 2},
+        lambda own: torch.optim.SGD(own, 0.05, momentum=0.9),
+        lambda steps: torch.optim.lr_scheduler.SequentialLR(
+            steps,
+            [warm_up(steps), torch.optim.lr_scheduler.CosineAnnealingLR(steps, (EPOCHS - 2) * PER_EPOCH)],
+            [2 * PER_EPOCH],
+        ),
+    ),
     "cosine": (
         {"optimizer": "sgd", "lr": 0.02, "momentum": 0.5, "lr_schedule": "cosine"},
         lambda own: torch.optim.SGD(own, 0.02, momentum=0.5),
@@ -150,7 +206,19 @@ def test_batches_without_a_gradient_are_passed_over() -> None:
     ("options", "message"),
     [
         ({"optimizer": "rmsprop"}, "adam"),
-        ({"lr_schedule": "linear"}, 'lr_schedule "constant" or "cosine"'),
+        ({"lr_schedule": "linear"}, 'lr_schedule "constant", "cosine" or "milestones"'),
+        ({"lr_schedule": "milestones"}, r"give lr_schedule=\"milestones\", milestones=\(25, 50\)"),
+        ({"milestones": (5,)}, "expected milestones with lr_schedule"),
+        ({"lr_schedule": "milestones", "milestones": (5, 3)}, "expected increasing milestones"),
+        ({"lr_schedule": "milestones", "milestones": 5}, "expected a tuple of epochs"),
+        ({"lr_schedule": "milestones", "milestones": (0, 3)}, "milestones to be a whole number from 1 on"),
+        ({"nesterov": True}, "expected SGD with momentum for nesterov=True, found 'adam'"),
+        ({"nesterov": True, "optimizer": "sgd", "momentum": 0.0}, "with momentum 0.0"),
+        ({"weight_decay": -0.1}, "expected weight_decay >= 0 and gamma > 0"),
+        ({"gamma": 0.0}, "expected weight_decay >= 0 and gamma > 0"),
+        ({"lr_warmup": -1}, "lr_warmup to be a whole number from 0 on"),
+        ({"precision": "fp16"}, 'expected precision "full" or "bf16"'),
+        ({"snapshots": True, "draws": 2, "lr_warmup": 3}, "expected snapshots with their own cosine cycles"),
         ({"lr": 0.0}, "positive learning rate"),
         ({"epochs": -1}, "epochs to be a whole number from 0 on"),
         ({"draws": 0}, "draws to be a whole number from 1 on"),

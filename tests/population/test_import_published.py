@@ -11,7 +11,16 @@ from torch import Tensor, nn
 
 from onebasin.cli.load import load
 from onebasin.cli.main import main
-from onebasin.examples.published import PUBLISHED, FilterResponseNorm, optunet, resnet18, resnet20_frn_silu
+from onebasin.errors import InputError
+from onebasin.examples.published import (
+    PUBLISHED,
+    FilterResponseNorm,
+    optunet,
+    resnet8,
+    resnet18,
+    resnet20,
+    resnet20_frn_silu,
+)
 from onebasin.functional.call import global_seed
 from onebasin.population.archive import write_archives
 from onebasin.population.population import Population
@@ -85,6 +94,31 @@ def test_their_symmetries_are_found_and_proved(
     assert verify(model, found, x).passed
     touched = {leg.tensor for space in found.spaces for leg in space.legs}
     assert {name for name, value in model.named_parameters() if value.dim() > 1} <= touched
+
+
+@pytest.mark.parametrize(
+    ("blocks", "norm", "activation", "freedom"),
+    [(1, "frn", "silu", "sign"), (1, "bn", "relu", "norm-scale"), (1, "none", "relu", "scale"), (3, "bn", "silu", "")],
+)
+def test_residual_networks_have_a_space_for_each_stream_and_each_inner_width(
+    blocks: int, norm: str, activation: str, freedom: str
+) -> None:
+    """The widths of a stage: its stream, which all its blocks share, and the width inside each of them."""
+    with global_seed(0):
+        build = {1: resnet8, 3: resnet20}[blocks]
+        model = build(2, classes=3, norm=norm, activation=activation).eval()
+        x = torch.rand(2, 3, 16, 16)
+    found = discover(model, x)
+    assert sorted(space.size for space in found.spaces) == sorted([2, 4, 8] * (blocks + 1))
+    assert all(space.permutable and freedom in ("", *space.freedoms) for space in found.spaces)
+    assert verify(model, found, x).passed
+
+
+def test_unknown_norms_and_activations_get_a_sentence() -> None:
+    with pytest.raises(InputError, match="expected a norm out of frn, bn, none, found 'batch': give norm='frn'"):
+        resnet8(norm="batch")
+    with pytest.raises(InputError, match="give activation='silu'"):
+        resnet20(activation="tanh")
 
 
 def test_every_published_folder_has_a_factory_for_the_command_line() -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import click
 import torch
@@ -26,6 +26,7 @@ from onebasin.inference import (
     MCLMC,
     METHODS,
     MIXED,
+    RECIPES,
     SGHMC,
     Method,
     bernoulli,
@@ -38,6 +39,7 @@ from onebasin.inference import (
     options_of,
     read_definition,
 )
+from onebasin.inference import recipe as trained_as
 from onebasin.inference import sample as draw
 from onebasin.population import Population
 from onebasin.reporting import FILE, table, write_record
@@ -143,14 +145,33 @@ _ONLY_IN_PYTHON = {"log_density"}  # a function cannot be written on a command l
 KEYWORDS = set(inspect.signature(draw).parameters) - _OF_THE_VERB  # of `sample`, whatever the method
 
 
-def chosen_method(name: str, options: Mapping[str, Any]) -> Method:
-    """The method of this name, or of the user's file, with these options."""
+def chosen_method(name: str, options: Mapping[str, Any], recipe: str | None = None) -> Method:
+    """The method of this name, or of the user's file, trained as a recipe says, with these options."""
     method: Any = method_of(name if name in METHODS else load_object(name))
     check_options(options, {*options_of(method), *KEYWORDS}, f"method {method.name}")
     if options and not is_dataclass(method):
         raise InputError(f"expected a dataclass to set {', '.join(options)} of, found {name}: set it in the file")
-    changed: Method = replace(method, **options) if options else method
+    if recipe is not None:
+        method = trained_as(recipe, method)
+    changed: Method = replace(method, **_in_tuples(method, options)) if options else method
     return changed
+
+
+def _in_tuples(method: Method, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with those of several values as tuples, which are written with commas: milestones=25,50."""
+    hints = get_type_hints(type(method))
+    return {name: _several(value) if get_origin(hints[name]) is tuple else value for name, value in options.items()}
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    """The values that a text with commas stands for.
+
+    >>> _several("25,50"), _several(25), _several("crop,flip"), _several(None)
+    ((25, 50), (25,), ('crop', 'flip'), ())
+    """
+    if value is None:
+        return ()
+    return tuple(_value(part) for part in value.split(",")) if isinstance(value, str) else (value,)
 
 
 def option_page(names: Sequence[str]) -> str:
@@ -172,7 +193,23 @@ def option_page(names: Sequence[str]) -> str:
             parts.append(f"{title}\n\n{_definitions(lines, defaults)}")
     defaults = {key: one.default for key, one in inspect.signature(draw).parameters.items()}
     lines = {key: line for key, line in _documented(draw, "Args").items() if key in KEYWORDS - _ONLY_IN_PYTHON}
-    return "\n\n".join([*parts, f"Options of every method.\n\n{_definitions(lines, defaults)}"])
+    parts.append(f"Options of every method.\n\n{_definitions(lines, defaults)}")
+    return "\n\n".join([*parts, *([_recipes()] if len(names) > 1 else [])])
+
+
+def _recipes() -> str:
+    """The recipes, with what they set and where it was read."""
+    formatter = click.HelpFormatter(width=100)
+    with formatter.indentation():
+        formatter.write_dl([(name, f"{_settings(one.training)}. {one.source}.") for name, one in RECIPES.items()])
+    return "Recipes of published networks, for --recipe.\n\n" + formatter.getvalue().rstrip("\n")
+
+
+def _settings(training: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name}={','.join(map(str, value)) if isinstance(value, tuple) else _word(value)}"
+        for name, value in training.items()
+    )
 
 
 def _other_defaults(kind: type, defaults: Mapping[str, Any]) -> str:
@@ -210,13 +247,13 @@ _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 def sample(
-    *, model: str, data: str, output: Path, limit: int | None, method: str, seed: int, places: Any, sources: Any,
-    force: bool, **options: Any,
+    *, model: str, data: str, output: Path, limit: int | None, method: str, recipe: str | None, seed: int, places: Any,
+    sources: Any, force: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Draw networks from the posterior of MODEL given DATA."""
     chosen = _chosen(**options)
     keywords = {name: chosen.pop(name) for name in KEYWORDS & chosen.keys()}
-    own = chosen_method(method, chosen)
+    own = chosen_method(method, chosen, recipe)
     for name in ("workers", "executor"):
         keywords[name] = places.get(name)
     check_writable(output)

@@ -37,6 +37,12 @@ class Ensemble(TrainedMethod):
         if not self.snapshots:
             check_checkpoints(self.draws, self.lr_schedule, "use snapshots=True, or ")
 
+        if self.snapshots and (self.lr_schedule == "milestones" or self.lr_warmup):
+            raise InputError(
+                f"expected snapshots with their own cosine cycles, found lr_schedule={self.lr_schedule!r} and "
+                f"lr_warmup={self.lr_warmup}: leave them out, or snapshots=True, for checkpoints after the training"
+            )
+
     def plan(self, target: Target) -> ChainPlan:
         """Train; then one draw, checkpoints, or snapshots."""
         stage = self.training(target, optimum=True)

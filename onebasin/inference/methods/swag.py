@@ -33,8 +33,8 @@ class SWAG(TrainedMethod):
 
     Attributes:
         draws: networks drawn from each fitted Gaussian.
-        step: the constant learning rate while networks are collected; None for `lr`. Batch, momentum and decay are
-            those of training.
+        step: the constant learning rate while networks are collected; None for `lr`. Batch, momentum,
+            decay, transforms and precision are those of training.
         walk: the optimizer while networks are collected, "sgd" or "adam"; None for that of training.
         collect: how many networks are collected.
         every: steps from one to the next; None for an epoch.
@@ -68,12 +68,22 @@ class SWAG(TrainedMethod):
         stage = self.training(target, optimum=True)
         minibatches = cast(Training, stage.kernel).minibatches
         every = minibatches.per_epoch if self.every is None else self.every
-        kernel = SWAGKernel(Training(target, self._walk(target.compile), minibatches), every, self.rank, self.scale)
+        walk = self.trainer(target, self._walk(target.compile), minibatches)
+        kernel = SWAGKernel(walk, every, self.rank, self.scale)
         return ChainPlan((stage, Stage("collecting", kernel, self.collect * every)), self.draws, (0,))
 
     def _walk(self, compile_: bool = False) -> Optimizer:
         step = self.lr if self.step is None else self.step
-        return Optimizer(self.walk or self.optimizer, step, self.momentum, self.decay, compile=compile_)
+        name = self.walk or self.optimizer
+        return Optimizer(
+            name,
+            step,
+            self.momentum,
+            self.decay,
+            compile=compile_,
+            nesterov=self.nesterov and name == "sgd",
+            weight_decay=self.weight_decay,
+        )
 
 
 class Collected(NamedTuple):

@@ -18,16 +18,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from onebasin.errors import InputError
+from onebasin.inference.augment import BatchTransform, transforms_of
 from onebasin.inference.kernel import ChainPlan, Draws, Info, Stage, StepIndex, check_counts, check_kinds
 from onebasin.inference.seeds import Streams, derived
 from onebasin.inference.target import DensityEvaluation, Minibatches, Target
-from onebasin.inference.training import Optimizer, Trained, check_schedule
+from onebasin.inference.training import (
+    Optimizer,
+    Trained,
+    check_precision,
+    check_schedule,
+    check_transforms,
+    in_bf16,
+    pass_options,
+)
 from onebasin.posterior import Diagonal, Gaussian, one_of_each
 from onebasin.state import State
 
@@ -47,6 +56,8 @@ class VI:
         init_std: standard deviation of every weight at the start.
         kl_weight: how much the prior and the spread count; 1 is Bayes.
         samples: weight draws in each step, which are averaged.
+        augment: random changes of mini-batches, as in training: "crop", "flip", "mixup", or objects with their options.
+        precision: "full", or "bf16": matrix products and convolutions of the fit in bfloat16.
     """
 
     name: ClassVar[str] = "vi"
@@ -58,11 +69,15 @@ class VI:
     init_std: float = 0.05
     kl_weight: float = 1.0
     samples: int = 1
+    augment: tuple[BatchTransform | str, ...] = ()
+    precision: str = "full"
 
     def __post_init__(self) -> None:
         check_kinds(self)
         check_counts(1, draws=self.draws, epochs=self.epochs, batch=self.batch, samples=self.samples)
         check_schedule(self.lr_schedule)
+        check_precision(self.precision)
+        object.__setattr__(self, "augment", transforms_of(self.augment))
         Optimizer("adam", self.lr)
         if not self.init_std >= _LEAST or not self.kl_weight >= 0:
             raise InputError(
@@ -95,6 +110,8 @@ class VIKernel:
     minibatches: Minibatches
     method: VI = VI()
     optimizer: Optimizer = field(init=False)
+    transforms: tuple[BatchTransform, ...] = field(init=False)
+    bf16: bool = field(init=False)
 
     def __post_init__(self) -> None:
         if self.target.prior.flat and self.target.examples:
@@ -104,6 +121,9 @@ class VIKernel:
         method = self.method
         optimizer = Optimizer("adam", method.lr, schedule=method.lr_schedule, compile=self.target.compile)
         object.__setattr__(self, "optimizer", optimizer)
+        object.__setattr__(self, "transforms", transforms_of(method.augment))
+        check_transforms(self.transforms, self.target, self.minibatches)
+        object.__setattr__(self, "bf16", method.precision == "bf16" and in_bf16(self.target))
 
     def init(self, start: Draws, streams: Streams) -> Fit:
         """Every mean at the given network, every weight with the same small spread."""
@@ -116,7 +136,9 @@ class VIKernel:
         like = state.mean[:, None].expand(-1, self.method.samples, -1)
         noise = streams.gaussian("weights", like)
         seed = derived(streams.seed, "forward", streams.chains[0], step_index.step)
-        slope, evaluation = self.gradient(state, noise, self.minibatches.rows(step_index.step, streams), seed)
+        options = pass_options(self.transforms, self.bf16, step_index.step, streams, self.method.samples)
+        rows = self.minibatches.rows(step_index.step, streams)
+        slope, evaluation = self.gradient(state, noise, rows, seed, **options)
         before = Trained(torch.cat([state.mean, state.log_std], 1), state.buffers, state.first, state.second)
         moved, good = self.optimizer.update(before, slope, step_index)
         mean, log_std = moved.position.chunk(2, dim=1)
@@ -137,7 +159,7 @@ class VIKernel:
         return {"gradient_norm": torch.linalg.vector_norm(state.first, dim=1, dtype=torch.float64)}
 
     def gradient(
-        self, state: Fit, noise: Tensor, rows: Tensor | None, seed: int = 0
+        self, state: Fit, noise: Tensor, rows: Tensor | None, seed: int = 0, **options: Any
     ) -> tuple[Tensor, DensityEvaluation]:
         """The slope (chains, 2 D) of the loss along mean and log std, with noise (chains, samples, D).
 
@@ -150,7 +172,7 @@ class VIKernel:
         theta = (state.mean[:, None] + std[:, None] * noise).reshape(chains * samples, size)
         buffers = {name: value.repeat_interleave(samples, 0) for name, value in state.buffers.items()}
         own = rows if rows is None or rows.dim() == 1 else rows.repeat_interleave(samples, 0)
-        evaluation = self.target(theta, buffers, own, training=True, seed=seed)
+        evaluation = self.target(theta, buffers, own, training=True, seed=seed, **options)
         # The target's prior is that of the draw; the divergence is known exactly and takes its place.
         each = (evaluation.gradient - precision * theta).reshape(noise.shape)
         of_mean = each.mean(1) + self.method.kl_weight * precision * state.mean
