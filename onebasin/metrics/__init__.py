@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from onebasin.metrics.bootstrap import Counts, Interval, gaps_of, interval, resampled, takes_weights
-from onebasin.metrics.calibration import COLDEST, Reliability, ace, best_temperature, ece, reliability, tempered
+from onebasin.metrics.calibration import COLDEST, Reliability, ace, best_temperature, ece, mce, reliability, tempered
 from onebasin.metrics.chains import configurational_temperature, ebfmi, ess, kinetic_temperature, mcse, rhat
 from onebasin.metrics.concordance import kendall_tau, pearson, ranks, spearman
 from onebasin.metrics.detection import (
@@ -25,6 +25,7 @@ from onebasin.metrics.detection import (
     ood_scores,
     separation,
 )
+from onebasin.metrics.disagreement import disagreement, variation_ratio
 from onebasin.metrics.entropy import entropy, expected_entropy, mutual_information, predictive_entropy
 from onebasin.metrics.mmd import (
     FEWEST,
@@ -54,8 +55,28 @@ from onebasin.metrics.pairs import (
     unit_of,
 )
 from onebasin.metrics.probabilities import as_class_numbers, weighted_mean
-from onebasin.metrics.regression import central_interval, coverage, gaussian_nll, log_density, rmse, width
+from onebasin.metrics.regression import (
+    central_interval,
+    coverage,
+    cumulative_probability,
+    gaussian_nll,
+    interval_score,
+    log_density,
+    quantile_calibration_error,
+    rmse,
+    width,
+)
 from onebasin.metrics.scores import accuracy, agreement, brier, nll, total_variation
+from onebasin.metrics.selective import (
+    abstention,
+    augrc,
+    aurc,
+    ause,
+    confidence_and_errors,
+    coverage_at_risk,
+    risk_at_coverage,
+)
+from onebasin.metrics.smooth_calibration import smooth_ece
 
 # What `evaluate` reports of the average probabilities of classes, by (probabilities, targets), in this order.
 CLASS_METRICS: dict[str, Callable[..., Tensor]] = {
@@ -78,19 +99,27 @@ __all__ = [
     "Pooled",
     "Reliability",
     "Within",
+    "abstention",
     "accuracy",
     "ace",
     "add_absolutes",
     "agreement",
     "as_class_numbers",
+    "augrc",
     "aupr",
+    "aurc",
     "auroc",
+    "ause",
     "bandwidths",
     "best_temperature",
     "brier",
     "central_interval",
+    "confidence_and_errors",
     "configurational_temperature",
     "coverage",
+    "coverage_at_risk",
+    "cumulative_probability",
+    "disagreement",
     "ebfmi",
     "ece",
     "energy",
@@ -102,11 +131,13 @@ __all__ = [
     "gaps_of",
     "gaussian_nll",
     "interval",
+    "interval_score",
     "kendall_tau",
     "kernel_matrix",
     "kinetic_temperature",
     "log_density",
     "max_logit",
+    "mce",
     "mcse",
     "metric_of",
     "mirrored",
@@ -122,22 +153,26 @@ __all__ = [
     "percentiles",
     "permutation_p",
     "predictive_entropy",
+    "quantile_calibration_error",
     "random_counts",
     "random_sides",
     "ranks",
     "reliability",
     "resampled",
     "rhat",
+    "risk_at_coverage",
     "rmse",
     "rounding",
     "separation",
     "side_statistics",
+    "smooth_ece",
     "spearman",
     "takes_weights",
     "tempered",
     "total_variation",
     "unbiased",
     "unit_of",
+    "variation_ratio",
     "weighted_mean",
     "weighted_statistics",
     "width",

@@ -20,6 +20,7 @@ from onebasin.posterior.gaussian import (
 from onebasin.posterior.layout import FlatLayout, flat_layout
 from onebasin.posterior.moments import Deviations
 from onebasin.posterior.orbit import OrbitDensity, orbit_log_density
+from onebasin.posterior.output_map import OutputMap
 from onebasin.posterior.posterior import FORMAT, Posterior, is_posterior, layer_map, load_posterior, read_parts
 from onebasin.posterior.predict import (
     Networks,
@@ -75,6 +76,7 @@ __all__ = [
     "Masks",
     "Networks",
     "OrbitDensity",
+    "OutputMap",
     "Partial",
     "Point",
     "Posterior",
