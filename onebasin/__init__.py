@@ -37,11 +37,13 @@ if TYPE_CHECKING:
     )
     from onebasin.errors import OnebasinError
     from onebasin.evaluation import (
+        Calibration,
         Diversity,
         Estimate,
         Evaluation,
         Resampled,
         Side,
+        calibrate,
         correlation_of_pairs,
         discrepancy,
         diversity,
@@ -128,11 +130,13 @@ _HOMES = {
     ),
     "errors": ("OnebasinError",),
     "evaluation": (
+        "Calibration",
         "Diversity",
         "Estimate",
         "Evaluation",
         "Resampled",
         "Side",
+        "calibrate",
         "correlation_of_pairs",
         "discrepancy",
         "diversity",
@@ -222,6 +226,7 @@ __all__ = [
     "SWAG",
     "VI",
     "Alignment",
+    "Calibration",
     "Distance",
     "Diversity",
     "Dropout",
@@ -254,6 +259,7 @@ __all__ = [
     "balance",
     "barrier",
     "barrier_report",
+    "calibrate",
     "canonicalise",
     "canonicalize",
     "carried",

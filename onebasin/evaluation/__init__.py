@@ -1,5 +1,6 @@
 """Evaluation of networks and populations: evaluate, diversity, discrepancy."""
 
+from onebasin.evaluation.calibrate import Calibration, calibrate
 from onebasin.evaluation.discrepancy import NORMAL_FORMS, PRESETS, Compared, Discrepancy, MMDResult, discrepancy
 from onebasin.evaluation.distances import Distances, pair_distances, tensor_distances
 from onebasin.evaluation.diversity import (
@@ -19,6 +20,7 @@ from onebasin.evaluation.runs import same_run_share
 __all__ = [
     "NORMAL_FORMS",
     "PRESETS",
+    "Calibration",
     "Collapse",
     "Compared",
     "Discrepancy",
@@ -31,6 +33,7 @@ __all__ = [
     "PairStatistics",
     "Resampled",
     "Side",
+    "calibrate",
     "correlation_of_pairs",
     "discrepancy",
     "diversity",

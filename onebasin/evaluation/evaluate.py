@@ -661,7 +661,7 @@ def _classes(
     few = Bound(model, first_of(options.networks(networks)))(call)
     check_rows(few, rows.stop - rows.start)
     shown = prepare(few[None])[0]
-    goals = _class_numbers(targets, kind)
+    goals = class_numbers(targets, kind)
     check_labels(goals, shown)  # before all networks run
     predictive = Predictive.of(model, networks, inputs, options, prepare=prepare)
     goals = goals.to(predictive.logits.device)
@@ -709,7 +709,7 @@ def _check_idle(
         )
 
 
-def _class_numbers(targets: Tensor, kind: str) -> Tensor:
+def class_numbers(targets: Tensor, kind: str) -> Tensor:
     """Targets as class numbers (examples,); 0 and 1 may be stored as floats, in a column."""
     if kind == "bernoulli" and targets.numel() == len(targets) and bool(((targets == 0) | (targets == 1)).all()):
         return targets.reshape(-1).long()

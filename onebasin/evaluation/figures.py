@@ -56,8 +56,8 @@ def coverage_curve(means: Tensor, targets: Tensor, spread: Tensor) -> tuple[floa
     return tuple(float((apart <= level).double().mean()) for level in LEVELS)
 
 
-def reliability_figure(found: Reliability, error: float) -> Figure:
-    """Accuracy by confidence, and how many examples have which confidence."""
+def reliability_panel(found: Reliability, title: str = "") -> Panel:
+    """Accuracy by confidence, with the diagonal of the calibrated."""
     parts = (part.tolist() for part in (found.confidence, found.accuracy, found.count))
     rows = [row for row in zip(*parts, strict=True) if row[2]]
     ends = [_wilson(accuracy, count) for _, accuracy, count in rows]
@@ -68,21 +68,24 @@ def reliability_figure(found: Reliability, error: float) -> Figure:
         tuple(low for low, _ in ends),
         tuple(high for _, high in ends),
     )
-    counts = Series("", tuple(found.edges.tolist()), tuple(map(float, found.count.tolist())))
     confidence = Axis("confidence: largest probability", low=0.0, high=1.0)
     share = Axis("share of right answers", low=0.0, high=1.05)
+    return Panel("points", title, confidence, share, (dots,), (Rule("calibrated", direction="diagonal"),))
+
+
+def reliability_figure(found: Reliability, error: float) -> Figure:
+    """Accuracy by confidence, and how many examples have which confidence."""
+    counts = Series("", tuple(found.edges.tolist()), tuple(map(float, found.count.tolist())))
     caption = (
         f"Expected calibration error {error:.4f}. Below the diagonal the networks are too sure, above it not sure "
         "enough; bars are 95 % intervals of each share (Wilson)."
     )
+    panel = reliability_panel(found)
     return Figure(
         "reliability",
         "Are they as often right as they say?",
         caption,
-        (
-            Panel("points", "", confidence, share, (dots,), (Rule("calibrated", direction="diagonal"),)),
-            Panel("histogram", "", confidence, Axis("examples"), (counts,)),
-        ),
+        (panel, Panel("histogram", "", panel.x, Axis("examples"), (counts,))),
     )
 
 

@@ -14,6 +14,14 @@ from onebasin.metrics.bootstrap import Counts, Interval, gaps_of, interval, resa
 from onebasin.metrics.calibration import COLDEST, Reliability, ace, best_temperature, ece, mce, reliability, tempered
 from onebasin.metrics.chains import configurational_temperature, ebfmi, ess, kinetic_temperature, mcse, rhat
 from onebasin.metrics.concordance import kendall_tau, pearson, ranks, spearman
+from onebasin.metrics.conformal import (
+    INTERVALS,
+    SETS,
+    class_scores,
+    conformal_rank,
+    conformal_threshold,
+    interval_excess,
+)
 from onebasin.metrics.detection import (
     aupr,
     auroc,
@@ -66,6 +74,7 @@ from onebasin.metrics.regression import (
     rmse,
     width,
 )
+from onebasin.metrics.scaling import SCALINGS, Isotonic, Scaling, fit_isotonic, fit_scaling, scaled_nll
 from onebasin.metrics.scores import accuracy, agreement, brier, nll, total_variation
 from onebasin.metrics.selective import (
     abstention,
@@ -92,12 +101,17 @@ __all__ = [
     "CLASS_METRICS",
     "COLDEST",
     "FEWEST",
+    "INTERVALS",
     "METRICS",
+    "SCALINGS",
+    "SETS",
     "Across",
     "Counts",
     "Interval",
+    "Isotonic",
     "Pooled",
     "Reliability",
+    "Scaling",
     "Within",
     "abstention",
     "accuracy",
@@ -114,8 +128,11 @@ __all__ = [
     "best_temperature",
     "brier",
     "central_interval",
+    "class_scores",
     "confidence_and_errors",
     "configurational_temperature",
+    "conformal_rank",
+    "conformal_threshold",
     "coverage",
     "coverage_at_risk",
     "cumulative_probability",
@@ -127,10 +144,13 @@ __all__ = [
     "entropy_score",
     "ess",
     "expected_entropy",
+    "fit_isotonic",
+    "fit_scaling",
     "fpr95",
     "gaps_of",
     "gaussian_nll",
     "interval",
+    "interval_excess",
     "interval_score",
     "kendall_tau",
     "kernel_matrix",
@@ -163,6 +183,7 @@ __all__ = [
     "risk_at_coverage",
     "rmse",
     "rounding",
+    "scaled_nll",
     "separation",
     "side_statistics",
     "smooth_ece",

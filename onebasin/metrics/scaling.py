@@ -135,8 +135,8 @@ def fit_scaling(
     descent = torch.optim.LBFGS(
         [weights, offset] if shift else [weights],
         max_iter=_ITERATIONS,
-        tolerance_grad=1e-9,
-        tolerance_change=1e-14,
+        tolerance_grad=1e-8,
+        tolerance_change=1e-11,
         line_search_fn="strong_wolfe",
     )
 
