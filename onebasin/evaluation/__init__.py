@@ -1,6 +1,7 @@
 """Evaluation of networks and populations: evaluate, diversity, discrepancy."""
 
 from onebasin.evaluation.calibrate import Calibration, calibrate
+from onebasin.evaluation.conformal import Conformal, ConformalCoverage, Stratum, conformal
 from onebasin.evaluation.discrepancy import NORMAL_FORMS, PRESETS, Compared, Discrepancy, MMDResult, discrepancy
 from onebasin.evaluation.distances import Distances, pair_distances, tensor_distances
 from onebasin.evaluation.diversity import (
@@ -23,6 +24,8 @@ __all__ = [
     "Calibration",
     "Collapse",
     "Compared",
+    "Conformal",
+    "ConformalCoverage",
     "Discrepancy",
     "Distances",
     "Diversity",
@@ -33,7 +36,9 @@ __all__ = [
     "PairStatistics",
     "Resampled",
     "Side",
+    "Stratum",
     "calibrate",
+    "conformal",
     "correlation_of_pairs",
     "discrepancy",
     "diversity",

@@ -60,7 +60,7 @@ def reliability_panel(found: Reliability, title: str = "") -> Panel:
     """Accuracy by confidence, with the diagonal of the calibrated."""
     parts = (part.tolist() for part in (found.confidence, found.accuracy, found.count))
     rows = [row for row in zip(*parts, strict=True) if row[2]]
-    ends = [_wilson(accuracy, count) for _, accuracy, count in rows]
+    ends = [wilson(accuracy, count) for _, accuracy, count in rows]
     dots = Series(
         "",
         tuple(confidence for confidence, _, _ in rows),
@@ -89,8 +89,12 @@ def reliability_figure(found: Reliability, error: float) -> Figure:
     )
 
 
-def _wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share."""
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `count` examples.
+
+    >>> [round(end, 4) for end in wilson(0.5, 100)]
+    [0.4038, 0.5962]
+    """
     square = _NORMAL**2 / count
     middle = (share + square / 2) / (1 + square)
     half = _NORMAL * math.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
