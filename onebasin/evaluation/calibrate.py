@@ -78,8 +78,8 @@ from onebasin.reporting import (
 )
 from onebasin.state import State
 
-METHODS = (*SCALINGS, "isotonic")
-PER = ("population", "member", "average")
+CALIBRATIONS = (*SCALINGS, "isotonic")
+CALIBRATED = ("population", "member", "average")
 RIDGES = (0.001, 0.01, 0.1, 1.0)
 _PROOF = 1e-9  # largest difference of log probabilities, relative to their size, that float64 may leave
 _PROVED = 10  # networks at most that the proof runs
@@ -364,11 +364,11 @@ def calibrate(
 
 
 def _checked(networks: object, method: str, per: str | None, folds: int) -> str:
-    if method not in METHODS:
-        raise InputError(f"expected a method out of {', '.join(METHODS)}, found {method!r}: give 'temperature'")
+    if method not in CALIBRATIONS:
+        raise InputError(f"expected a method out of {', '.join(CALIBRATIONS)}, found {method!r}: give 'temperature'")
     per = per or ("average" if method == "isotonic" else "population")
-    if per not in PER:
-        raise InputError(f"expected per out of {', '.join(PER)}, found {per!r}: give 'population'")
+    if per not in CALIBRATED:
+        raise InputError(f"expected per out of {', '.join(CALIBRATED)}, found {per!r}: give 'population'")
     if method == "isotonic" and per != "average":
         raise InputError(f"isotonic maps are those of the average predictive, found per={per!r}: leave per out")
     if per == "member" and isinstance(networks, Posterior):

@@ -119,6 +119,22 @@ def score_figure(histograms: Mapping[str, ScoreHistogram], areas: Mapping[str, f
     return Figure("ood", "Do scores tell out-of-distribution inputs from the examples?", caption, tuple(panels))
 
 
+def risk_figure(risk: Sequence[float], area: float) -> Figure:
+    """Share of errors among the most confident examples, by their share; `risk` at equal steps up to all of them."""
+    places = tuple((number + 1) / len(risk) for number in range(len(risk)))
+    line = Series("", places, tuple(risk))
+    half = risk[len(risk) // 2 - 1]
+    caption = (
+        f"Of all examples {risk[-1]:.2%} are wrong, of the most confident half {half:.2%}. The area under the line is "
+        f"{area:.4f} (AURC)."
+    )
+    coverage = Axis("share of examples that are answered", low=0.0, high=1.02)
+    rules = (Rule("all answered", risk[-1]),)
+    axes = coverage, Axis("share of errors among them", low=0.0)
+    return one_panel("risk", "Are the confident answers the right ones?", caption, "lines", *axes, series=(line,),
+                     rules=rules)  # fmt: skip
+
+
 def coverage_figure(curve: Sequence[float], asked: Mapping[float, tuple[float, float, float]]) -> Figure:
     """Share of targets inside central intervals, by their level; `asked` are level -> value, low, high."""
     line = Series("all levels", LEVELS, tuple(curve))

@@ -69,7 +69,7 @@ class _Smoothed:
         self.coefficients = coefficients
         count = coefficients.shape[-1]
         self.orders = torch.arange(count, dtype=torch.float64, device=coefficients.device)
-        places = (torch.arange(2 * count, dtype=torch.float64, device=coefficients.device) + 0.5) / (2 * count)
+        places = (torch.arange(4 * count, dtype=torch.float64, device=coefficients.device) + 0.5) / (4 * count)
         self.cosines = torch.cos(math.pi * self.orders[:, None] * places)
 
     @classmethod
