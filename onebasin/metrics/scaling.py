@@ -196,9 +196,10 @@ def _best_temperature(z: Tensor, goals: Tensor) -> float:
     alone = len(z) == 1
     best = best_temperature(z[0], goals) if alone else _searched(lambda t: float(_nll(z / math.exp(t), goals)))
     if best <= max(COLDEST, 0 if alone else _COLD):
+        found = "that are all right" if alone else "on which whole votes of the members predict best"
         raise InputError(
-            f"expected examples of which some are wrong, found {len(goals)} that are all right, for which the lowest "
-            "temperature is the best: give more held-out examples"
+            f"expected examples for which some temperature is best, found {len(goals)} {found}, so that the lowest is: "
+            "give more held-out examples"
         )
     return min(best, HOTTEST)
 

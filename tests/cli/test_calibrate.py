@@ -44,15 +44,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model.py").write_text(MODELS)
     generator = torch.Generator().manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+    base = {name: 2 * torch.randn(value.shape, generator=generator) for name, value in model.state_dict().items()}
     networks = ob.Population.from_stacked({
-        name: 2 * torch.randn(4, *value.shape, generator=generator) for name, value in model.state_dict().items()
+        name: value + 0.3 * torch.randn(4, *value.shape, generator=generator) for name, value in base.items()
     })  # fmt: skip
     networks.save(tmp_path / "draws")
     ob.fit(networks).save(tmp_path / "posterior.safetensors")
     bent = {"weight": torch.randn(2, 3, 3, generator=generator), "bias": torch.zeros(2, 3)}
     ob.Population.from_stacked(bent).save(tmp_path / "bent")
-    x = torch.randn(60, 3, generator=generator).numpy()
-    np.savez(tmp_path / "test.npz", x=x, y=torch.randint(3, (60,), generator=generator).numpy())
+    x = torch.randn(60, 3, generator=generator)
+    p = ob.predict(model, networks, x, average=True) ** 0.5
+    np.savez(tmp_path / "test.npz", x=x.numpy(), y=torch.multinomial(p, 1, generator=generator)[:, 0].numpy())
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

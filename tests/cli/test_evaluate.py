@@ -249,5 +249,5 @@ def test_mistakes_about_shifts_are_sentences(run: Run, folder: Path) -> None:
         code, _, err = run("model.py:net", "networks", "test.npz", *words.split())
         assert code == InputError.exit_code, words
         assert remedy in err, words
-    assert run("model.py:net", "networks", "test.npz", *["--shift", "contrast:1", "--image-size", "1x3"], "--pixel-range",
-               "-9,9", "--n-resamples", 10)[0] == 0  # fmt: skip
+    words = "--shift contrast:1 --image-size 1x3 --pixel-range -9,9 --n-resamples 10"
+    assert run("model.py:net", "networks", "test.npz", *words.split())[0] == 0
