@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,7 +117,7 @@ def shifts(
     for name in names:
         for level in levels:
             corrupt(inputs[:1], name, level, seed=seed, range=range, size=size)  # refused now, not while networks run
-    options = {"seed": seed, "range": range, "size": size}
+    options: dict[str, Any] = {"seed": seed, "range": range, "size": size}
     return {name: {level: partial(corrupt, inputs, name, level, **options) for level in levels} for name in names}
 
 
@@ -147,8 +148,8 @@ def _brightness(unit: Tensor, level: int, seed: int) -> Tensor:
 
 
 def _pixelate(unit: Tensor, level: int, seed: int) -> Tensor:
-    smaller = [max(1, round(_PIXELATE[level] * side)) for side in unit.shape[2:]]
-    return F.interpolate(F.adaptive_avg_pool2d(unit, smaller), size=unit.shape[2:], mode="nearest")
+    height, width = (max(1, round(_PIXELATE[level] * side)) for side in unit.shape[2:])
+    return F.interpolate(F.adaptive_avg_pool2d(unit, (height, width)), size=unit.shape[2:], mode="nearest")
 
 
 CORRUPTIONS: dict[str, Callable[[Tensor, int, int], Tensor]] = {

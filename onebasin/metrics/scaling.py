@@ -148,7 +148,7 @@ def fit_scaling(
             held = rest.square().sum() / max(1, classes * (classes - 1))
             held = held + (own.diagonal() - start).square().mean() + offset.square().mean()
             loss = _nll(z @ own.T + offset, goals) + ridge * held
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         return loss.detach()
 
     descent.step(slope)

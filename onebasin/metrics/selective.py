@@ -206,7 +206,8 @@ class _Accepted:
         """
         start, width = self.count[..., :-1], self.count.diff(dim=-1)
         mean = (self.loss.diff(dim=-1) / width).nan_to_num(nan=0.0)
-        harmonic = torch.special.digamma(self.count + 1).diff(dim=-1)
+        logarithms: Tensor = torch.special.digamma(self.count + 1)
+        harmonic = logarithms.diff(dim=-1)
         return (width * mean + (self.loss[..., :-1] - start * mean) * harmonic).sum(-1) / self.count[..., -1]
 
     def generalised_area(self) -> Tensor:

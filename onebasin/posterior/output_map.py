@@ -108,7 +108,6 @@ class OutputMap:
 
     def _turned(self, covariance: Covariance, layout: FlatLayout) -> Covariance:
         """J C J^T for a matrix that mixes rows: only a full covariance keeps its form."""
-        partial = isinstance(covariance, Partial)
         inner = covariance.inner if isinstance(covariance, Partial) else covariance
         if not isinstance(inner, Full):
             raise InputError(
@@ -129,7 +128,9 @@ class OutputMap:
             moved = kept
         turned = Full.from_covariance(moved.T @ moved)
         turned = Full(turned.factor.to(inner.factor.dtype))
-        return Partial(turned, covariance.places, covariance.size) if partial else turned
+        if isinstance(covariance, Partial):
+            return Partial(turned, covariance.places, covariance.size)
+        return turned
 
 
 def _scaled(covariance: Covariance, factors: Tensor) -> Covariance:
