@@ -107,6 +107,26 @@ RESULTS |= {
     "Distance": lambda: ob.distance(ob.fit(networks(6)[:3]), ob.fit(networks(6)[3:]), symmetry()),
     "Diversity": lambda: ob.diversity(MODEL, chained(), INPUTS, ood=3 * INPUTS),
     "Evaluation": lambda: ob.evaluate(MODEL, networks(), (INPUTS, TARGETS), ood=3 * INPUTS, n_resamples=20),
+    "Evaluation under shift": lambda: ob.evaluate(
+        MODEL,
+        networks(),
+        DATA,
+        shifted={"noise": {1: INPUTS + 0.1, 3: INPUTS + 1}, "halved": INPUTS / 2},
+        n_resamples=20,
+    ),
+    "Shift": lambda: (
+        ob.evaluate(
+            MODEL, networks(), DATA, shifted={"noise": {1: INPUTS + 0.1, 3: INPUTS + 1}}, n_resamples=20
+        ).shifted
+    ),
+    "Calibration": lambda: ob.calibrate(MODEL, networks(), DATA, n_resamples=20),
+    "Calibration, isotonic": lambda: ob.calibrate(MODEL, networks(), DATA, "isotonic", n_resamples=20),
+    "Conformal": lambda: ob.conformal(MODEL, networks(), DATA),
+    "Conformal, too few": lambda: ob.conformal(MODEL, networks(), (INPUTS[:3], TARGETS[:3])),
+    "ConformalCoverage": lambda: ob.conformal(MODEL, networks(), DATA).evaluate(DATA, n_resamples=20),
+    "ConformalCoverage of intervals": lambda: ob.conformal(
+        MODEL, networks(), (INPUTS, INPUTS[:, :2]), method="normalised", noise=1.0
+    ).evaluate((INPUTS, INPUTS[:, :2]), n_resamples=20),
     "Evaluation of values": lambda: ob.evaluate(
         MODEL, networks(), (INPUTS, INPUTS[:, :2]), noise=1.0, likelihood="gaussian", n_resamples=20
     ),

@@ -12,7 +12,7 @@ from onebasin.alignment.loss_plane import LossPlane, loss_plane
 from onebasin.alignment.match import MATCH_SCALES, Match, Overlap, match, polish, search, weights_of
 from onebasin.alignment.merge import merge, own_statistics
 from onebasin.alignment.population_map import PopulationMap, population_map
-from onebasin.alignment.repair import Repair, recalibrate, repair
+from onebasin.alignment.repair import Layer, Repair, output_layers, recalibrate, repair
 from onebasin.alignment.scale_posterior import ScalePosterior, scale_posterior
 from onebasin.alignment.transpositions import (
     Transpositions,
@@ -36,6 +36,7 @@ __all__ = [
     "BarrierReport",
     "BlockLayout",
     "Exchangeability",
+    "Layer",
     "LossPlane",
     "Match",
     "Overlap",
@@ -61,6 +62,7 @@ __all__ = [
     "match",
     "match_activations",
     "merge",
+    "output_layers",
     "own_statistics",
     "permutation_with",
     "persistence",

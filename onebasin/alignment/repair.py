@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -70,6 +70,7 @@ def recalibrate(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, *
     return state
 
 
+_FINAL = "it gives the output: no other layer follows"
 _FEW = 2  # examples that show the way through the model
 
 
@@ -92,6 +93,30 @@ class Layer:
 
 def survey(bound: Bound, inputs: Inputs) -> tuple[Layer, ...]:
     """Follow a few examples through the model and list its layers in the order of their first use."""
+    return tuple(layer for layer, _ in _followed(bound, inputs))
+
+
+def output_layers(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs) -> tuple[Layer, ...]:
+    """List the layers whose results reach the output without passing another layer; usually one.
+
+    Args:
+        model: the function; left exactly as it was.
+        state: its weights.
+        inputs: some examples, of which two are followed.
+
+    Returns:
+        With `why` empty where the rows of a layer can be mixed as its outputs should be; only a run can tell whether
+        the output is its result as it is.
+    """
+    return tuple(
+        replace(layer, why="") if layer.able and layer.why == _FINAL else layer
+        for layer, final in _followed(Bound(model, state), inputs)
+        if final
+    )
+
+
+def _followed(bound: Bound, inputs: Inputs) -> list[tuple[Layer, bool]]:
+    """The layers in the order of their first use, and whether their results reach the output directly."""
     with torch.inference_mode(False):  # in that mode autograd keeps no record
         bound = Bound(bound.model, {name: _recordable(value) for name, value in bound.tensors.items()})
         call = tree_map(_recordable, next(iter(batches(inputs, _FEW)))[1])
@@ -103,8 +128,9 @@ def survey(bound: Bound, inputs: Inputs) -> tuple[Layer, ...]:
     layers = []
     for name, bias in watch.biases.items():
         frozen = any(first[own] not in trained for own in (name, bias) if own in first)
-        layers.append(Layer(name, bias or None, *(("it is frozen", False) if frozen else watch.verdict(name, final))))
-    return tuple(layers)
+        verdict = ("it is frozen", False) if frozen else watch.verdict(name, final)
+        layers.append((Layer(name, bias or None, *verdict), name in final))
+    return layers
 
 
 def _recordable(value: Any) -> Any:
@@ -173,7 +199,7 @@ class _Follow(Observer):
         if weight in self.normed:
             return "a batch norm follows and restores mean and spread itself", True
         if weight in final:
-            return "it gives the output: no other layer follows", True
+            return _FINAL, True
         return "", True
 
 

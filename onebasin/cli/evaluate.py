@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from onebasin.cli.options import data_options, debug, dtype_option, force_option, likelihood_options, places
-from onebasin.cli.words import INPUT_GRAMMAR, LINEARISED
+from onebasin.cli.words import CORRUPTIONS, INPUT_GRAMMAR, LINEARISED
 
 
 @click.command()
@@ -23,6 +23,20 @@ from onebasin.cli.words import INPUT_GRAMMAR, LINEARISED
     type=click.Path(path_type=Path),
     metavar="POPULATION",
     help="Another population of the same model: also measure agreement and total variation with its predictions.",
+)
+@click.option(
+    "--shift",
+    multiple=True,
+    metavar="NAME[:SEVERITY]",
+    help=f"Also score on corrupted images: {', '.join(CORRUPTIONS)}, or all; :1 to :5 takes one severity. Repeat it.",
+)
+@click.option(
+    "--image-size",
+    metavar="HxW",
+    help="Height and width of images that DATA holds as rows of pixels, as 8x8. For --shift.",
+)
+@click.option(
+    "--pixel-range", metavar="LOW,HIGH", help="What black and white are in DATA, as -1,1. For --shift. Default: 0,1."
 )
 @likelihood_options
 @click.option("--draws", type=click.IntRange(min=1), metavar="N", help="Networks from a posterior. Default: 100.")
@@ -73,10 +87,11 @@ def evaluate(**options: Any) -> None:
     sample or align, a folder of files with a network each, or one file; or the file of a posterior, from which
     networks are drawn. DATA is a word, a file, a folder or a function, as for sample: digits, mnist:test, test.npz.
 
-    For classes: accuracy, negative log-likelihood (NLL), Brier score, calibration errors, mutual information, and NLL
-    and the calibration error again with a temperature that was fitted on half of the examples. For values: RMSE, NLL,
-    and coverage and width of predictive intervals. Brackets hold bootstrap intervals. The record has null where a
-    number is infinite, for JSON has no infinity.
+    For classes: accuracy, negative log-likelihood (NLL), Brier score, calibration errors, mutual information, areas
+    under risk-coverage curves (AURC, AUGRC) with the errors that are left when the least confident are not answered,
+    and NLL and the calibration error again with a temperature that was fitted on half of the examples. For values:
+    RMSE, NLL, and coverage and width of predictive intervals. Brackets hold bootstrap intervals. The record has null
+    where a number is infinite, for JSON has no infinity.
 
     \b
       onebasin evaluate onebasin.examples:digits_mlp draws/ digits:test
@@ -84,6 +99,7 @@ def evaluate(**options: Any) -> None:
       onebasin evaluate model.py:net posterior.safetensors test.npz --reference draws/ --json
       onebasin evaluate model.py:net posterior.safetensors test.npz --statistics train.npz
       onebasin evaluate model.py:net laplace.safetensors test.npz --linearised probit
+      onebasin evaluate onebasin.examples:digits_mlp draws/ digits:test --shift all --image-size 8x8
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     from onebasin.cli.work.evaluate import evaluate as work
 

@@ -26,6 +26,7 @@ _BUG, _INTERRUPTED, _PIPE_CLOSED = 1, 130, 141
 
 _VERBS = (
     "align",
+    "calibrate",
     "check",
     "compact",
     "compare",

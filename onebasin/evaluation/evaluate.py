@@ -21,8 +21,10 @@ from onebasin.evaluation.figures import (
     coverage_curve,
     coverage_figure,
     reliability_figure,
+    risk_figure,
     score_figure,
 )
+from onebasin.evaluation.shift import METRICS, Shift, ShiftedInputs, levels_of, made
 from onebasin.functional import (
     AnyInputs,
     Bound,
@@ -43,10 +45,12 @@ from onebasin.metrics import (
     COLDEST,
     Counts,
     Reliability,
+    abstention,
     agreement,
     as_class_numbers,
     best_temperature,
     central_interval,
+    confidence_and_errors,
     ece,
     gaps_of,
     interval,
@@ -54,6 +58,7 @@ from onebasin.metrics import (
     ood_scores,
     reliability,
     resampled,
+    risk_at_coverage,
     rmse,
     separation,
     takes_weights,
@@ -79,9 +84,16 @@ from onebasin.posterior import (
 from onebasin.reporting import Cell, Column, Figure, Record, Result, Table, as_number, result_record
 
 # Attribute -> its key in the record, which is older than the attribute.
-_GROUPS = {"in_distribution": "inside", "tempered": "tempered", "ood": "outside", "reference": "reference"}
+_GROUPS = {
+    "in_distribution": "inside",
+    "selective": "selective",
+    "tempered": "tempered",
+    "ood": "outside",
+    "reference": "reference",
+}
 _TITLES = {
     "in_distribution": "on the examples",
+    "selective": "on the examples, without the least confident",
     "tempered": "on half of them, tempered by the other half",
     "ood": "on out-of-distribution inputs",
     "reference": "compared with the reference",
@@ -127,6 +139,10 @@ class Evaluation(Result):
         reliability: confidence and accuracy in bins of the confidence; None for values.
         scores: of each score of `detection` its counts in bins, in and out of distribution.
         coverage: of values, the share of targets inside central intervals of 5, 10, ... 95 and 99 %.
+        selective: of classes aurc and augrc, risk_at_80 (share of errors among the most confident 80 %) and
+            coverage_at_5 (largest share of examples that can be answered with 5 % errors).
+        selective_risk: share of errors among the most confident 5, 10, ... 100 %, for the figure.
+        shifted: scores on shifted inputs; None if none were given.
     """
 
     kind: str
@@ -144,6 +160,9 @@ class Evaluation(Result):
     reliability: Reliability | None = None
     scores: Mapping[str, ScoreHistogram] = field(default_factory=dict)
     coverage: tuple[float, ...] = ()
+    selective: Mapping[str, Estimate] = field(default_factory=dict)
+    selective_risk: tuple[float, ...] = ()
+    shifted: Shift | None = None
 
     def record(self) -> Record:
         """Tables of all numbers; reliability, scores in and out of distribution, or coverage as figures."""
@@ -159,6 +178,10 @@ class Evaluation(Result):
                 if name.startswith("coverage_")
             }
             figures.append(coverage_figure(self.coverage, asked))
+        if self.selective:
+            figures.append(risk_figure(self.selective_risk, self.selective["aurc"].value))
+        if self.shifted is not None:
+            figures.append(self.shifted.figure())
         return result_record(
             "evaluation",
             f"Evaluation of {self._networks} on {self.examples:,} examples",
@@ -202,7 +225,7 @@ class Evaluation(Result):
             columns = (Column("score"), *(Column(_words(name), _MEANINGS.get(name, ""), digits=4) for name in names))
             title = "Telling out-of-distribution inputs from the examples"
             tables.append(Table("detection", title, columns, rows, errors))
-        return tables
+        return tables if self.shifted is None else [*tables, self.shifted.table()]
 
     @property
     def _networks(self) -> str:
@@ -214,9 +237,11 @@ class Evaluation(Result):
         JSON has no infinity: a number that is infinite or not a number is None here, and null in the text. The tables
         of `str` show it.
         """
-        record = asdict(replace(self, reliability=None, scores={}, coverage=())) | {"remarks": list(self.remarks)}
-        for name in ("reliability", "scores", "coverage"):
+        record = asdict(replace(self, reliability=None, scores={}, shifted=None)) | {"remarks": list(self.remarks)}
+        for name in ("reliability", "scores", "coverage", "selective_risk", "shifted"):
             del record[name]
+        if self.shifted is not None:
+            record["shifted"] = self.shifted.to_dict()
         record["outside_examples"] = record.pop("ood_examples")
         for group, key in _GROUPS.items():
             del record[group]
@@ -243,6 +268,8 @@ class Evaluation(Result):
             lines += ["", f"{_TITLES[group]}{temperature}"]
             width = max(map(len, numbers))
             lines += [f"  {_words(name).ljust(width)}  {estimate}".rstrip() for name, estimate in numbers.items()]
+        if self.shifted is not None:
+            lines += ["", "under shift", self.shifted.lines()]
         return "\n".join([*lines, *self._detection(), *[line for said in self.remarks for line in ("", said)]])
 
     def _detection(self) -> list[str]:
@@ -415,6 +442,16 @@ def predictive_numbers(
     return {name: result[name] for name in (*CLASS_METRICS, "mutual_information")}
 
 
+def selective_numbers(
+    p: Tensor, targets: Tensor, resampling: Resampling
+) -> tuple[dict[str, Estimate], tuple[float, ...]]:
+    """The numbers of `metrics.abstention` for the confidence, and the share of errors at coverages of 5, ... 100 %."""
+    confidence, errors = confidence_and_errors(p, targets)
+    found = estimates(lambda counts: abstention(confidence, errors, weights=only(counts)), [len(p)], resampling)
+    curve = risk_at_coverage(confidence, errors, torch.arange(1, 21) / 20)
+    return found, tuple(curve.tolist())
+
+
 def tempered_numbers(
     logs: Tensor, targets: Tensor, bins: int, resampling: Resampling
 ) -> tuple[float | None, dict[str, Estimate]]:
@@ -568,6 +605,7 @@ def evaluate(
     *,
     output: OutputPart = None,
     ood: AnyInputs = None,
+    shifted: ShiftedInputs | None = None,
     reference: Networks | Tensor | None = None,
     likelihood: str | None = None,
     noise: Noise = None,
@@ -607,6 +645,8 @@ def evaluate(
         output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
             or a number.
         ood: out-of-distribution inputs, as in `predict`, to be told from those of `data`; for classifiers.
+        shifted: shifted versions of all inputs of `data`, for classifiers: name -> inputs, or name -> severity (1, 2,
+            ...) -> inputs; instead of inputs a function that makes them. `onebasin.data.shifts` corrupts images so.
         reference: other networks of the same model, or their average predictive (examples, classes) for these inputs;
             for classifiers. A reference posterior is drawn from with `seed` + 1.
         likelihood: "categorical" for class numbers, "bernoulli" for targets 0 or 1 and one logit, "gaussian" for
@@ -648,6 +688,9 @@ def evaluate(
         raise InputError('the probit form is one of classes, found values: give linearised="sampled"')
     if kind == "gaussian" and (ood is not None or reference is not None):
         raise InputError("ood and reference compare class probabilities, found a gaussian likelihood: leave them out")
+    if kind == "gaussian" and shifted is not None:
+        raise InputError("shifted scores class probabilities, found a gaussian likelihood: evaluate shifted data alone")
+    levels = [] if shifted is None else levels_of(shifted)
     options = PredictOptions(
         draws=100 if draws is None else draws,
         seed=seed,
@@ -674,6 +717,9 @@ def evaluate(
         else:
             numbers = _classes(model, networks, inputs, targets, kind, ood, reference, bins, resampling, options)
             evaluation = replace(numbers, settings={**settings, "bins": bins, "calibration_method": "absolute"})
+            if levels:
+                shift = _shift(model, networks, evaluation, targets, kind, levels, bins, resampling, options)
+                evaluation = replace(evaluation, shifted=shift)
     return replace(evaluation, remarks=(*evaluation.remarks, *notes))
 
 
@@ -731,16 +777,17 @@ def _classes(
     few = Bound(model, first_of(options.networks(networks)))(call)
     check_rows(few, rows.stop - rows.start)
     shown = prepare(few[None])[0]
-    goals = _class_numbers(targets, kind)
+    goals = class_numbers(targets, kind)
     check_labels(goals, shown)  # before all networks run
     predictive = Predictive.of(model, networks, inputs, options, prepare=prepare)
     goals = goals.to(predictive.logits.device)
     numbers = predictive_numbers(predictive, goals, bins, resampling)
     temperature, cooled = tempered_numbers(predictive.log_mean, goals, bins, resampling)
     remarks = (_NO_TEMPERATURE.format(len(goals) // 2),) if temperature is None and len(goals) > 1 else ()
+    selective, risk = selective_numbers(predictive.mean, goals, resampling)
     evaluation = Evaluation(
         kind, predictive.members, len(goals), 0, numbers, temperature, cooled, remarks=remarks,
-        reliability=reliability(predictive.mean, goals, bins),
+        reliability=reliability(predictive.mean, goals, bins), selective=selective, selective_risk=risk,
     )  # fmt: skip
     if ood is not None:
         far = Predictive.of(model, networks, ood, options, prepare=prepare)
@@ -761,6 +808,35 @@ def _classes(
     return evaluation
 
 
+def _shift(
+    model: nn.Module,
+    networks: Networks,
+    evaluation: Evaluation,
+    targets: Tensor,
+    kind: str,
+    levels: Sequence[tuple[str, int, Any]],
+    bins: int,
+    resampling: Resampling,
+    options: PredictOptions,
+) -> Shift:
+    """Scores of each set of shifted inputs, and their mean, for which the same examples are drawn from all sets."""
+    numbers: dict[str, dict[int, dict[str, Estimate]]] = {}
+    sums: dict[str, Tensor] = {}
+    for name, severity, source in levels:
+        inputs = made(source, model, len(targets), f"{name} at severity {severity}")
+        predictive = Predictive.of(model, networks, inputs, options, prepare=partial(class_logits, kind=kind))
+        p, goals = predictive.mean, as_class_numbers(class_numbers(targets, kind), predictive.mean)
+        each = {"accuracy": (p.argmax(1) == goals).double(), "nll": _losses(predictive.log_mean, goals)}
+        error = metric_estimates({"ece": partial(ece, bins=bins)}, p, goals, resampling)
+        numbers.setdefault(name, {})[severity] = estimates(mean_estimator(each), [len(p)], resampling) | error
+        sums = {key: sums.get(key, torch.zeros_like(one)) + one / len(levels) for key, one in each.items()}
+    errors = [own["ece"].value for found in numbers.values() for own in found.values()]
+    mean = estimates(mean_estimator(sums), [len(targets)], resampling)
+    mean["ece"] = Estimate(sum(errors) / len(errors), math.nan, math.nan)
+    clean = {key: evaluation.in_distribution[key] for key in METRICS}
+    return Shift(clean, numbers, mean, len(targets))
+
+
 def _check_idle(
     networks: Networks, reference: Networks | Tensor | None, draws: int | None, statistics: Measured
 ) -> None:
@@ -779,7 +855,7 @@ def _check_idle(
         )
 
 
-def _class_numbers(targets: Tensor, kind: str) -> Tensor:
+def class_numbers(targets: Tensor, kind: str) -> Tensor:
     """Targets as class numbers (examples,); 0 and 1 may be stored as floats, in a column."""
     if kind == "bernoulli" and targets.numel() == len(targets) and bool(((targets == 0) | (targets == 1)).all()):
         return targets.reshape(-1).long()

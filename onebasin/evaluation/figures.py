@@ -56,11 +56,11 @@ def coverage_curve(means: Tensor, targets: Tensor, spread: Tensor) -> tuple[floa
     return tuple(float((apart <= level).double().mean()) for level in LEVELS)
 
 
-def reliability_figure(found: Reliability, error: float) -> Figure:
-    """Accuracy by confidence, and how many examples have which confidence."""
+def reliability_panel(found: Reliability, title: str = "") -> Panel:
+    """Accuracy by confidence, with the diagonal of the calibrated."""
     parts = (part.tolist() for part in (found.confidence, found.accuracy, found.count))
     rows = [row for row in zip(*parts, strict=True) if row[2]]
-    ends = [_wilson(accuracy, count) for _, accuracy, count in rows]
+    ends = [wilson(accuracy, count) for _, accuracy, count in rows]
     dots = Series(
         "",
         tuple(confidence for confidence, _, _ in rows),
@@ -68,26 +68,33 @@ def reliability_figure(found: Reliability, error: float) -> Figure:
         tuple(low for low, _ in ends),
         tuple(high for _, high in ends),
     )
-    counts = Series("", tuple(found.edges.tolist()), tuple(map(float, found.count.tolist())))
     confidence = Axis("confidence: largest probability", low=0.0, high=1.0)
     share = Axis("share of right answers", low=0.0, high=1.05)
+    return Panel("points", title, confidence, share, (dots,), (Rule("calibrated", direction="diagonal"),))
+
+
+def reliability_figure(found: Reliability, error: float) -> Figure:
+    """Accuracy by confidence, and how many examples have which confidence."""
+    counts = Series("", tuple(found.edges.tolist()), tuple(map(float, found.count.tolist())))
     caption = (
         f"Expected calibration error {error:.4f}. Below the diagonal the networks are too sure, above it not sure "
         "enough; bars are 95 % intervals of each share (Wilson)."
     )
+    panel = reliability_panel(found)
     return Figure(
         "reliability",
         "Are they as often right as they say?",
         caption,
-        (
-            Panel("points", "", confidence, share, (dots,), (Rule("calibrated", direction="diagonal"),)),
-            Panel("histogram", "", confidence, Axis("examples"), (counts,)),
-        ),
+        (panel, Panel("histogram", "", panel.x, Axis("examples"), (counts,))),
     )
 
 
-def _wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share."""
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `count` examples.
+
+    >>> [round(end, 4) for end in wilson(0.5, 100)]
+    [0.4038, 0.5962]
+    """
     square = _NORMAL**2 / count
     middle = (share + square / 2) / (1 + square)
     half = _NORMAL * math.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
@@ -110,6 +117,22 @@ def score_figure(histograms: Mapping[str, ScoreHistogram], areas: Mapping[str, f
     best = max(areas, key=lambda name: areas[name])
     caption = f"The score that separates best is {best.replace('_', ' ')}, with an AUROC of {areas[best]:.4f}."
     return Figure("ood", "Do scores tell out-of-distribution inputs from the examples?", caption, tuple(panels))
+
+
+def risk_figure(risk: Sequence[float], area: float) -> Figure:
+    """Share of errors among the most confident examples, by their share; `risk` at equal steps up to all of them."""
+    places = tuple((number + 1) / len(risk) for number in range(len(risk)))
+    line = Series("", places, tuple(risk))
+    half = risk[len(risk) // 2 - 1]
+    caption = (
+        f"Of all examples {risk[-1]:.2%} are wrong, of the most confident half {half:.2%}. The area under the line is "
+        f"{area:.4f} (AURC)."
+    )
+    coverage = Axis("share of examples that are answered", low=0.0, high=1.02)
+    rules = (Rule("all answered", risk[-1]),)
+    axes = coverage, Axis("share of errors among them", low=0.0)
+    return one_panel("risk", "Are the confident answers the right ones?", caption, "lines", *axes, series=(line,),
+                     rules=rules)  # fmt: skip
 
 
 def coverage_figure(curve: Sequence[float], asked: Mapping[float, tuple[float, float, float]]) -> Figure:

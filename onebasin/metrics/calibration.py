@@ -81,7 +81,7 @@ def ece_gaps(probabilities: Tensor, targets: Tensor, bins: int = 15, *, weights:
     >>> ece_gaps(p, torch.tensor([0, 1, 0, 1]), bins=2).values  # (1 + 0 + 1 - 0.8 - 0.8 - 0.6 - 1) / 4
     tensor([ 0.0000, -0.3000], dtype=torch.float64)
     """
-    confidence, right = _top(probabilities, targets)
+    confidence, right = top(probabilities, targets)
     place = _equal_width(probabilities, bins)
     counted = as_weights(weights, len(right), right.device)
     gap = right - confidence
@@ -90,6 +90,31 @@ def ece_gaps(probabilities: Tensor, targets: Tensor, bins: int = 15, *, weights:
         return _gaps(terms.new_zeros(4, bins).index_add_(1, place, terms) / len(gap), len(gap))
     cells = gap.new_zeros(len(gap), bins).scatter_(1, place[:, None], gap[:, None])
     return _gaps((counted @ cells / counted.sum(-1)[..., None])[None], len(gap))
+
+
+@accepts_arrays
+def mce(probabilities: Tensor, targets: Tensor, bins: int = 15, *, weights: Tensor | None = None) -> Tensor:
+    """Maximum calibration error: the largest |accuracy_b - mean confidence_b| of the bins of `ece` that hold examples.
+
+    A bin with a single example counts as much as any other, so it grows with the number of bins; look at `reliability`
+    beside it.
+
+    >>> p = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.4, 0.6], [0.0, 1.0]])
+    >>> mce(p, torch.tensor([0, 1, 0, 1]))
+    tensor(0.6000, dtype=torch.float64)
+
+    Args:
+        probabilities: (examples, classes).
+        targets: (examples,).
+        bins: their number.
+        weights: (..., examples), see `onebasin.metrics.probabilities`.
+    """
+    confidence, right = top(probabilities, targets)
+    place = _equal_width(probabilities, bins)
+    counted = as_weights(weights, len(right), right.device)
+    cells = torch.nn.functional.one_hot(place, bins).double()
+    gaps = (counted * (right - confidence)) @ cells / (counted @ cells)
+    return gaps.abs().nan_to_num(nan=0.0).amax(-1)
 
 
 @accepts_arrays
@@ -105,7 +130,7 @@ def reliability(probabilities: Tensor, targets: Tensor, bins: int = 15) -> Relia
         targets: (examples,).
         bins: their number.
     """
-    confidence, right = _top(probabilities, targets)
+    confidence, right = top(probabilities, targets)
     place = _equal_width(probabilities, bins)
     count = torch.bincount(place, minlength=bins)
     sums = [torch.bincount(place, weights=values, minlength=bins) for values in (confidence, right)]
@@ -169,7 +194,7 @@ def ace_gaps(
     exact = as_probabilities(probabilities)
     counted = as_weights(weights, len(exact), exact.device)
     if kind == "top-label":
-        return _equal_mass(*_top(probabilities, targets), counted, bins)
+        return _equal_mass(*top(probabilities, targets), counted, bins)
     numbers = as_class_numbers(targets, exact)
     classes = exact.shape[1]
     each = [_equal_mass(exact[:, label], (numbers == label).double(), counted, bins) for label in range(classes)]
@@ -177,7 +202,7 @@ def ace_gaps(
     return Gaps(values / classes, variance / classes**2, unseen / classes**2)
 
 
-def _top(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def top(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Confidence, and 1 where it is deserved, float64 (examples,)."""
     exact = as_probabilities(probabilities)
     confidence, label = exact.max(1)

@@ -10,6 +10,7 @@ as in `onebasin.metrics.probabilities`.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -145,6 +146,90 @@ def width(means: Tensor, noise: float | Tensor, level: float = 0.95, *, weights:
     """
     low, high = central_interval(means, noise, level)
     return weighted_mean((high - low).reshape(len(low), -1).mean(1), weights)
+
+
+@accepts_arrays
+def interval_score(
+    low: Tensor, high: Tensor, targets: Tensor, level: float = 0.95, *, weights: Tensor | None = None
+) -> Tensor:
+    """Mean interval score (Gneiting and Raftery, 2007): width, and a fine for targets outside; lower is better.
+
+        high - low + 2 / (1 - level) (distance of the target from the interval),
+
+    whose expectation is least for the central interval of the true law.
+
+    >>> interval_score(torch.tensor([0.0, 0.0]), torch.tensor([2.0, 2.0]), torch.tensor([1.0, 3.0]), level=0.9)
+    tensor(12.0000, dtype=torch.float64)
+
+    Args:
+        low: lower ends (examples, *shape).
+        high: upper ends (examples, *shape).
+        targets: (examples, *shape); entries count one by one.
+        level: probability that the intervals should hold.
+        weights: (..., examples).
+    """
+    if not 0 < level < 1:
+        raise InputError(f"expected a level between 0 and 1, found {level}; 0.95 is usual")
+    if not low.shape == high.shape == targets.shape or not low.numel() or bool((low > high).any()):
+        raise InputError(
+            f"expected ends low <= high and targets of one shape (examples, *shape), found {tuple(low.shape)}, "
+            f"{tuple(high.shape)} and {tuple(targets.shape)}; give the two ends of central_interval"
+        )
+    below, above, goal = low.detach().double(), high.detach().double(), targets.detach().double()
+    outside = (below - goal).clamp(min=0) + (goal - above).clamp(min=0)
+    each = above - below + 2 / (1 - level) * outside
+    return weighted_mean(each.reshape(len(each), -1).mean(1), weights)
+
+
+@accepts_arrays
+def cumulative_probability(means: Tensor, targets: Tensor, noise: float | Tensor) -> Tensor:
+    """Return u = P(y <= target) under the mixture, float64 (examples, *shape): uniform for a calibrated population.
+
+    >>> cumulative_probability(torch.zeros(3, 2), torch.tensor([0.0, 1.96]), noise=1.0)
+    tensor([0.5000, 0.9750], dtype=torch.float64)
+
+    Args:
+        means: (members, examples, *shape).
+        targets: (examples, *shape).
+        noise: a number or a tensor that broadcasts to `means`, positive.
+    """
+    mean, goal = _checked(means, targets)
+    each: Tensor = torch.special.ndtr((goal - mean) / _spread(noise, mean))
+    return each.mean(0)
+
+
+QUANTILES = tuple(number / 20 for number in range(1, 20))
+
+
+@accepts_arrays
+def quantile_calibration_error(
+    means: Tensor,
+    targets: Tensor,
+    noise: float | Tensor,
+    levels: Sequence[float] = QUANTILES,
+    *,
+    weights: Tensor | None = None,
+) -> Tensor:
+    """Mean over quantiles q of |share of targets at or below the predicted quantile - q| (after Kuleshov et al., 2018).
+
+    0 for a calibrated population and infinitely many examples, at most about 1/2.
+
+    >>> quantile_calibration_error(torch.zeros(1, 3), torch.tensor([-9.0, 0.1, 9.0]), 1.0, levels=[0.5])  # |1/3 - 1/2|
+    tensor(0.1667, dtype=torch.float64)
+
+    Args:
+        means: (members, examples, *shape).
+        targets: (examples, *shape); entries count one by one.
+        noise: a number or a tensor that broadcasts to `means`, positive.
+        levels: the quantiles, each above 0 and below 1.
+        weights: (..., examples).
+    """
+    if not levels or not all(0 < level < 1 for level in levels):
+        raise InputError(f"expected quantiles between 0 and 1, found {list(levels)}; leave them out for 0.05 to 0.95")
+    u = cumulative_probability(means, targets, noise)
+    rows = u.reshape(len(u), -1)
+    gaps = [weighted_mean((rows <= level).double().mean(1), weights) - level for level in levels]
+    return torch.stack(gaps).abs().mean(0)
 
 
 def _quantile(mean: Tensor, std: Tensor, share: float) -> Tensor:

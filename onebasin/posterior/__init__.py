@@ -22,6 +22,7 @@ from onebasin.posterior.linearise import OutputGaussian, linearise
 from onebasin.posterior.moments import Deviations
 from onebasin.posterior.narrow import narrow
 from onebasin.posterior.orbit import OrbitDensity, orbit_log_density
+from onebasin.posterior.output_map import OutputMap
 from onebasin.posterior.posterior import FORMAT, Posterior, is_posterior, layer_map, load_posterior, read_parts
 from onebasin.posterior.predict import (
     LINEARISED,
@@ -83,6 +84,7 @@ __all__ = [
     "Networks",
     "OrbitDensity",
     "OutputGaussian",
+    "OutputMap",
     "Partial",
     "Point",
     "Posterior",

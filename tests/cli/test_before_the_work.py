@@ -213,6 +213,7 @@ def test_every_verb_leaves_a_record_with_its_command(run: Run, folder: Path) -> 
         "compact population -o p.safetensors --model model.py:net": "p.json",
         "prune model.py:net q.safetensors -o pruned.safetensors": "pruned.json",
         "evaluate model.py:net population data.npz --n-resamples 5 -o evaluation.json": "evaluation.json",
+        "calibrate model.py:net population data.npz --n-resamples 5 -o calibrated": "calibrated",
         "compare population#0 population#1 --model model.py:net -o comparison.json": "comparison.json",
     }.items():
         code, _, err = run(*words.split())

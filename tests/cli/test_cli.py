@@ -96,7 +96,7 @@ def test_help_and_completion_need_no_torch() -> None:
 
 
 def test_the_words_of_options_are_those_of_the_library() -> None:
-    from onebasin import alignment, evaluation, functional, inference, posterior, symmetry
+    from onebasin import alignment, data, evaluation, functional, inference, posterior, symmetry
 
     assert words.ALIGN_SCALES == alignment.ALIGN_SCALES
     assert words.STATISTICS == alignment.KINDS
@@ -105,6 +105,10 @@ def test_the_words_of_options_are_those_of_the_library() -> None:
     assert tuple(kind for kind in symmetry.KINDS if kind != "value") == words.COMPANIONS
     assert tuple(evaluation.PRESETS) == words.PRESETS
     assert words.LIKELIHOODS == functional.KINDS
+    assert words.CALIBRATIONS == evaluation.CALIBRATIONS
+    assert words.CALIBRATED == evaluation.CALIBRATED
+    assert tuple(data.CORRUPTIONS) == words.CORRUPTIONS
+    assert set(words.CLASS_LIKELIHOODS) == set(words.LIKELIHOODS) - {"gaussian"}
     assert words.FAMILIES == posterior.FAMILIES
     assert words.CRITERIA == posterior.CRITERIA
     assert words.SCOPES == posterior.SCOPES

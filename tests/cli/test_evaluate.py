@@ -14,6 +14,7 @@ from torch import nn
 
 from onebasin.cli.evaluate import evaluate as verb
 from onebasin.cli.main import group
+from onebasin.data.corruptions import corrupt
 from onebasin.data.load import load
 from onebasin.errors import InputError, ModelError, SpecError, StorageError
 from onebasin.evaluation.evaluate import evaluate
@@ -230,3 +231,40 @@ def test_a_record_is_replaced_only_by_force(run: Run, folder: Path) -> None:
     assert (folder / "record.json").read_text() == before
     assert run(*words, "--seed", 1, "--force")[0] == 0
     assert json.loads((folder / "record.json").read_text())["record"]["values"]["settings"]["seed"] == 1
+
+
+# ---------------------------------------------------------------------- shift
+
+
+def test_shifts_by_word_are_those_of_the_library(run: Run, folder: Path) -> None:
+    x = np.random.default_rng(0).random((30, 1, 3), dtype=np.float32)
+    np.savez("images.npz", x=x[:, 0], y=np.arange(30) % 3)
+    words = ("model.py:net", "networks", "images.npz", "--n-resamples", 10, "--image-size", "1x3")
+    code, out, err = run(*words, "--shift", "contrast:2", "--shift", "brightness", "-o", "record.json")
+    assert (code, err) == (0, "")
+    assert "under shift" in out
+    found = json.loads((folder / "record.json").read_text())["record"]["values"]
+    numbers = found["shifted"]["numbers"]
+    assert {name: list(levels) for name, levels in numbers.items()} == {"contrast": ["2"], "brightness": list("12345")}
+    data = torch.from_numpy(x[:, 0]), torch.arange(30) % 3
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
+    shifted = {"contrast": {2: corrupt(data[0], "contrast", 2, size=(1, 3))}}
+    own = evaluate(model, Population.open("networks"), data, shifted=shifted, n_resamples=10).shifted
+    assert own is not None
+    assert numbers["contrast"]["2"]["nll"]["value"] == pytest.approx(own.numbers["contrast"][2]["nll"].value)
+
+
+def test_mistakes_about_shifts_are_sentences(run: Run, folder: Path) -> None:
+    for words, remedy in {
+        "--image-size 1x3": "give --shift all",
+        "--shift fog --image-size 1x3": "give 'gaussian_noise'",
+        "--shift contrast:9": "give contrast:3",
+        "--shift all --image-size three": "as 8x8",
+        "--shift all --image-size 1x3 --pixel-range 0": "as 0,1",
+        "--shift all --image-size 1x3": "give range=",
+    }.items():
+        code, _, err = run("model.py:net", "networks", "test.npz", *words.split())
+        assert code == InputError.exit_code, words
+        assert remedy in err, words
+    words = "--shift contrast:1 --image-size 1x3 --pixel-range -9,9 --n-resamples 10"
+    assert run("model.py:net", "networks", "test.npz", *words.split())[0] == 0

@@ -22,6 +22,7 @@ from onebasin.population.population import Population
 from onebasin.posterior.gaussian import Diagonal, Gaussian
 from onebasin.posterior.layout import FlatLayout
 from onebasin.posterior.posterior import Posterior
+from onebasin.reporting import Figure
 from onebasin.state import spec_of, state_of
 
 QUICK: dict[str, Any] = {"n_resamples": 50}
@@ -356,3 +357,69 @@ def test_the_coverage_curve_goes_through_the_levels_of_the_table() -> None:
     for level in (0.5, 0.9, 0.95):
         expected = found.in_distribution[f"coverage_{100 * level:g}"].value
         assert found.coverage[LEVELS.index(level)] == pytest.approx(expected, abs=1e-9)
+
+
+# ---------------------------------------------------------------------- abstention and shift
+
+
+def test_abstention_is_reported_with_intervals_and_a_curve(whole: Evaluation) -> None:
+    p, y = softmaxes(DATA[0]).mean(0), DATA[1].numpy()
+    wrong = (p.argmax(1) != y)[np.argsort(-p.max(1), kind="stable")]
+    risks = wrong.cumsum() / np.arange(1, 201)
+    assert whole.selective["aurc"].value == pytest.approx(risks.mean(), abs=1e-9)
+    assert whole.selective["augrc"].value == pytest.approx(np.trapezoid([0, *wrong.cumsum() / 200], dx=1 / 200))
+    assert whole.selective["risk_at_80"].value == pytest.approx(risks[159])
+    assert whole.selective["coverage_at_5"].value == pytest.approx(max([0, *np.flatnonzero(risks <= 0.05) + 1]) / 200)
+    assert whole.selective_risk == pytest.approx([risks[10 * k - 1] for k in range(1, 21)])
+    assert all(one.low <= one.value <= one.high for name, one in whole.selective.items() if "risk" in name)
+    assert "aurc" in str(whole)
+    assert whole.to_dict()["selective"].keys() == whole.selective.keys()
+    assert "risk" in {item.name for item in whole.record().items if isinstance(item, Figure)}
+
+
+def shifted(severity: int) -> Tensor:
+    return DATA[0] + 0.5 * severity
+
+
+def test_shifted_inputs_have_the_scores_of_an_evaluation_of_their_own() -> None:
+    made: list[int] = []
+
+    def late() -> Tensor:
+        made.append(2)
+        return shifted(2)
+
+    found = evaluate(MODEL, POPULATION, DATA, shifted={"up": {1: shifted(1), 2: late}, "down": -shifted(1)}, **QUICK)
+    assert made == [2]
+    assert found.shifted is not None
+    assert {name: list(levels) for name, levels in found.shifted.numbers.items()} == {"up": [1, 2], "down": [1]}
+    sets = {("up", 1): shifted(1), ("up", 2): shifted(2), ("down", 1): -shifted(1)}
+    alone = {place: evaluate(MODEL, POPULATION, (x, DATA[1]), **QUICK).in_distribution for place, x in sets.items()}
+    for (name, severity), expected in alone.items():
+        for metric, value in found.shifted.numbers[name][severity].items():
+            assert value.value == pytest.approx(expected[metric].value), (name, severity, metric)
+    for metric, value in found.shifted.mean.items():
+        assert value.value == pytest.approx(np.mean([expected[metric].value for expected in alone.values()])), metric
+        assert math.isnan(value.low) == (metric == "ece")
+    assert found.shifted.clean["nll"] == found.in_distribution["nll"]
+    assert "under shift" in str(found)
+    assert json.loads(found.to_json())["shifted"]["numbers"]["up"]["2"]["accuracy"]["value"] is not None
+    axes = found.plot(figure="shift")
+    assert len(axes) == 3
+
+
+def test_the_interval_of_a_mean_over_shifts_draws_the_same_examples_of_all() -> None:
+    """Equal shifts are one: their mean has the interval of each, not one that is narrower by a root of two."""
+    found = evaluate(MODEL, POPULATION, DATA, shifted={"a": shifted(1), "b": shifted(1)}, n_resamples=200).shifted
+    assert found is not None
+    assert found.mean["nll"] == pytest.approx(found.numbers["a"][1]["nll"])
+
+
+def test_refusals_of_shifts() -> None:
+    with pytest.raises(InputError, match="in their order"):
+        evaluate(MODEL, POPULATION, DATA, shifted={"few": DATA[0][:5]}, **QUICK)
+    with pytest.raises(InputError, match=r"onebasin\.data\.shifts"):
+        evaluate(MODEL, POPULATION, DATA, shifted=DATA[0], **QUICK)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="number them 1, 2"):
+        evaluate(MODEL, POPULATION, DATA, shifted={"none": {0: DATA[0]}}, **QUICK)
+    with pytest.raises(InputError, match="evaluate shifted data alone"):
+        evaluate(MODEL, POPULATION, (DATA[0], DATA[0].double()), shifted={"a": DATA[0]}, noise=1.0)

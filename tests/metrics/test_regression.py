@@ -8,11 +8,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 from torch import Tensor
 from torch.distributions import Categorical, MixtureSameFamily, Normal
 
 from onebasin.errors import InputError
-from onebasin.metrics.regression import central_interval, coverage, gaussian_nll, log_density, rmse, width
+from onebasin.metrics.regression import (
+    central_interval,
+    coverage,
+    cumulative_probability,
+    gaussian_nll,
+    interval_score,
+    log_density,
+    quantile_calibration_error,
+    rmse,
+    width,
+)
 
 SIZES = st.tuples(st.integers(1, 6), st.integers(1, 12), st.integers(0, 2**31 - 1))
 LEVELS = st.floats(0.01, 0.999)
@@ -130,3 +141,51 @@ def test_blocks_do_not_change_intervals(monkeypatch: pytest.MonkeyPatch) -> None
 def test_mistakes_get_a_sentence(call: Any, text: str) -> None:
     with pytest.raises(InputError, match=text):
         call()
+
+
+# ---------------------------------------------------------------------- interval score, quantiles
+
+
+def test_the_interval_score_by_hand_and_its_least_expectation() -> None:
+    low, high, goal = torch.tensor([0.0, 0.0, 0.0]), torch.tensor([1.0, 2.0, 1.0]), torch.tensor([0.5, 3.0, -1.0])
+    wanted = [1.0, 2 + 2 / 0.2 * 1, 1 + 2 / 0.2 * 1]
+    assert float(interval_score(low, high, goal, level=0.8)) == pytest.approx(sum(wanted) / 3)
+    weights = torch.tensor([2.0, 0.0, 1.0])
+    assert float(interval_score(low, high, goal, level=0.8, weights=weights)) == pytest.approx(
+        (2 * wanted[0] + wanted[2]) / 3
+    )
+    # Of N(0, 1) the expectation at half width h is 2 h + 4 / (1 - L) (phi(h) - h (1 - Phi(h))), least at its quantile.
+    y = torch.special.ndtri((torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000)
+    best = norm.ppf(0.9)
+    scores = {}
+    for h in (0.8 * best, best, 1.2 * best):
+        end = torch.full_like(y, h)
+        scores[h] = float(interval_score(-end, end, y, level=0.8))
+        assert scores[h] == pytest.approx(2 * h + 4 / 0.2 * (norm.pdf(h) - h * norm.sf(h)), rel=1e-4)
+    assert min(scores, key=lambda h: scores[h]) == best
+
+
+def test_cumulative_probabilities_of_a_mixture_and_the_quantile_calibration_error() -> None:
+    generator = torch.Generator().manual_seed(0)
+    means, noise = torch.randn(4, 50, generator=generator).double(), torch.tensor(0.7).double()
+    goal = torch.randn(50, generator=generator).double()
+    u = cumulative_probability(means, goal, noise)
+    assert np.allclose(u.numpy(), norm.cdf((goal.numpy() - means.numpy()) / 0.7).mean(0))
+    shares = [float((u <= level / 20).double().mean()) for level in range(1, 20)]
+    wanted = np.mean([abs(share - level / 20) for level, share in enumerate(shares, 1)])
+    assert float(quantile_calibration_error(means, goal, noise)) == pytest.approx(wanted)
+    # Deviations that are k times too small: the share below the quantile q is Phi(Phi^-1(q) / k).
+    many = torch.special.ndtri((torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000)
+    found = quantile_calibration_error(torch.zeros(1, 100_000), many, 0.5)
+    levels = np.arange(1, 20) / 20
+    assert float(found) == pytest.approx(np.abs(norm.cdf(norm.ppf(levels) * 0.5) - levels).mean(), abs=2e-5)
+
+
+def test_refusals_of_levels_and_ends() -> None:
+    one = torch.ones(2)
+    with pytest.raises(InputError, match=r"0\.95 is usual"):
+        interval_score(one, one, one, level=1.0)
+    with pytest.raises(InputError, match="two ends"):
+        interval_score(one + 1, one, one)
+    with pytest.raises(InputError, match="leave them out"):
+        quantile_calibration_error(one[None], one, 1.0, levels=[0.0])

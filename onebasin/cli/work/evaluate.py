@@ -1,9 +1,11 @@
 """Evaluate: scores of networks on data, each with its interval, as tables and as a record."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
+from torch import Tensor
 
 from onebasin.cli import data as examples
 from onebasin.cli.networks import build, open_population_or_posterior
@@ -11,6 +13,7 @@ from onebasin.cli.options import check_output
 from onebasin.cli.progress import progress_bar
 from onebasin.cli.records import as_json as text_of_values
 from onebasin.cli.records import record_of
+from onebasin.data import CORRUPTIONS, SEVERITIES, shifts
 from onebasin.errors import InputError
 from onebasin.evaluation import evaluate as assess
 from onebasin.functional import kind_of_targets
@@ -49,6 +52,7 @@ def evaluate(
     far = None
     if ood is not None:
         far = examples.read(ood, limit=limit, targets=False, sources=options["sources"]).inputs
+    given |= _shifts(options, pair[0], seed)
     kind = kind_of_targets(pair[1], given.get("likelihood"), given.get("noise"))
     first = networks.mean if isinstance(networks, Posterior) else networks.member(0)
     examples.check_fit(network, first, *pair, loss="cross-entropy" if kind == "categorical" else "")
@@ -69,6 +73,7 @@ def evaluate(
         )
     facts = {"model": model, "population": population, "data": data, "outside": ood, "reference": reference}
     facts["statistics"] = options["statistics"]
+    facts |= {"shift": " ".join(options["shift"])} if options["shift"] else {}
     given_text = {name: None if value is None else str(value) for name, value in facts.items()}
     values = {"given": given_text, **evaluation.to_dict()}
     if output is not None:
@@ -76,6 +81,45 @@ def evaluate(
         write_record(record_of("evaluation", title, [], values, evaluation), output)
     page = str(evaluation) if output is None else f"{evaluation}\n\n{output}"
     click.echo(text_of_values(values) if as_json else page)
+
+
+def _shifts(options: dict[str, Any], inputs: Any, seed: int) -> dict[str, Any]:
+    """The argument `shifted` of `evaluate`, where --shift was given."""
+    if not options["shift"]:
+        for name in ("image_size", "pixel_range"):
+            if options[name] is not None:
+                flag = name.replace("_", "-")
+                raise InputError(f"--{flag} says how --shift corrupts images, found no --shift: give --shift all")
+        return {}
+    if not isinstance(inputs, Tensor):
+        raise InputError("--shift corrupts images, found several inputs: evaluate data of one tensor")
+    size = None if options["image_size"] is None else _two(options["image_size"], "x", int, "--image-size", "8x8")
+    ends = (0.0, 1.0)
+    if options["pixel_range"] is not None:
+        ends = _two(options["pixel_range"], ",", float, "--pixel-range", "0,1")
+    result: dict[str, dict[int, Any]] = {}
+    for text in options["shift"]:
+        name, colon, level = text.partition(":")
+        if colon and level not in map(str, SEVERITIES):
+            raise InputError(f"expected a severity from 1 to 5 in --shift, found {text!r}: give {name}:3")
+        levels = [int(level)] if colon else SEVERITIES
+        names = list(CORRUPTIONS) if name == "all" else [name]
+        for own, made in shifts(inputs, names, levels, seed=seed, range=ends, size=size).items():
+            result.setdefault(own, {}).update(made)
+    return {"shifted": result}
+
+
+def _two(text: str, between: str, kind: Callable[[str], Any], option: str, example: str) -> Any:
+    """Two numbers.
+
+    >>> _two("8x9", "x", int, "--image-size", "8x8")
+    (8, 9)
+    """
+    try:
+        first, second = map(kind, text.split(between))
+    except ValueError as error:
+        raise InputError(f"expected two numbers in {option}, as {example}, found {text!r}") from error
+    return first, second
 
 
 def _noise(text: str) -> float | str:
