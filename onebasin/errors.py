@@ -93,6 +93,10 @@ class StatisticsWarning(OnebasinWarning):
     """Where do running statistics come from? Networks compute with statistics that are not their own."""
 
 
+class LikelihoodWarning(OnebasinWarning):
+    """Is this a posterior? Draws are made with a loss in the place of a likelihood."""
+
+
 def check_options(options: Mapping[str, object], known: Collection[str], where: str) -> None:
     """Raise `InputError` when an option has an unknown name: a misspelt one would be ignored in silence.
 

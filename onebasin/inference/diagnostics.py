@@ -467,7 +467,7 @@ def diagnose(
         model = select_output(model, output)
         values = predictions(model, population, inputs_of(inputs, model))
         if (quantity or _suggested(population)) == "probabilities":
-            values = values.softmax(-1)
+            values = values.softmax(2 if values.dim() > 2 else -1)
         functions, traces = mixing(values[rows]), _traces(values[rows])
     each = {name: mixing_of(name) for name in real}
     varying = {name: one for name, one in each.items() if one.quantities}
@@ -540,4 +540,5 @@ def _largest(values: Tensor) -> float:
 
 
 def _suggested(population: Population) -> str:
-    return "probabilities" if population.provenance.get("likelihood") == "categorical" else "values"
+    word = population.provenance.get("likelihood")
+    return "probabilities" if word in ("categorical", "focal", "label_smoothing") else "values"
