@@ -10,10 +10,18 @@ from functools import partial
 
 from torch import Tensor
 
-from onebasin.metrics.bootstrap import Counts, Interval, gaps_of, interval, resampled, takes_weights
+from onebasin.metrics.bootstrap import Counts, Interval, absolute, gaps_of, interval, resampled, takes_weights
 from onebasin.metrics.calibration import COLDEST, Reliability, ace, best_temperature, ece, reliability, tempered
 from onebasin.metrics.chains import configurational_temperature, ebfmi, ess, kinetic_temperature, mcse, rhat
 from onebasin.metrics.concordance import kendall_tau, pearson, ranks, spearman
+from onebasin.metrics.depth import (
+    absolute_relative_error,
+    depth_errors,
+    depth_sums,
+    silog,
+    squared_relative_error,
+    threshold_accuracy,
+)
 from onebasin.metrics.detection import (
     aupr,
     auroc,
@@ -53,8 +61,27 @@ from onebasin.metrics.pairs import (
     pairwise_mutual_information,
     unit_of,
 )
+from onebasin.metrics.pixels import (
+    areas,
+    bin_sums,
+    image_gaps,
+    iou,
+    iou_of,
+    mean_iou,
+    pixel_reliability,
+    score_counts,
+    separation_of,
+)
 from onebasin.metrics.probabilities import as_class_numbers, weighted_mean
-from onebasin.metrics.regression import central_interval, coverage, gaussian_nll, log_density, rmse, width
+from onebasin.metrics.regression import (
+    central_interval,
+    coverage,
+    gaussian_nll,
+    log_density,
+    mixture_quantile,
+    rmse,
+    width,
+)
 from onebasin.metrics.scores import accuracy, agreement, brier, nll, total_variation
 
 # What `evaluate` reports of the average probabilities of classes, by (probabilities, targets), in this order.
@@ -78,19 +105,25 @@ __all__ = [
     "Pooled",
     "Reliability",
     "Within",
+    "absolute",
+    "absolute_relative_error",
     "accuracy",
     "ace",
     "add_absolutes",
     "agreement",
+    "areas",
     "as_class_numbers",
     "aupr",
     "auroc",
     "bandwidths",
     "best_temperature",
+    "bin_sums",
     "brier",
     "central_interval",
     "configurational_temperature",
     "coverage",
+    "depth_errors",
+    "depth_sums",
     "ebfmi",
     "ece",
     "energy",
@@ -101,15 +134,20 @@ __all__ = [
     "fpr95",
     "gaps_of",
     "gaussian_nll",
+    "image_gaps",
     "interval",
+    "iou",
+    "iou_of",
     "kendall_tau",
     "kernel_matrix",
     "kinetic_temperature",
     "log_density",
     "max_logit",
     "mcse",
+    "mean_iou",
     "metric_of",
     "mirrored",
+    "mixture_quantile",
     "mmd",
     "mmd_interval",
     "mmd_test",
@@ -121,6 +159,7 @@ __all__ = [
     "pearson",
     "percentiles",
     "permutation_p",
+    "pixel_reliability",
     "predictive_entropy",
     "random_counts",
     "random_sides",
@@ -130,11 +169,16 @@ __all__ = [
     "rhat",
     "rmse",
     "rounding",
+    "score_counts",
     "separation",
+    "separation_of",
     "side_statistics",
+    "silog",
     "spearman",
+    "squared_relative_error",
     "takes_weights",
     "tempered",
+    "threshold_accuracy",
     "total_variation",
     "unbiased",
     "unit_of",
