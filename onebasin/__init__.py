@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         mean_of_pairs,
         same_run_share,
     )
-    from onebasin.functional import columns, global_seed, losses
+    from onebasin.functional import LIKELIHOODS, Likelihood, columns, global_seed, losses
     from onebasin.inference import (
         HMC,
         MCLMC,
@@ -141,6 +141,8 @@ _HOMES = {
         "same_run_share",
     ),
     "functional": (
+        "LIKELIHOODS",
+        "Likelihood",
         "columns",
         "global_seed",
         "losses",
@@ -217,6 +219,7 @@ _PACKAGES = ("data", "errors", "examples", "metrics", "parallel", "reporting", "
 __all__ = [
     "HMC",
     "LEVELS",
+    "LIKELIHOODS",
     "MCLMC",
     "SGHMC",
     "SWAG",
@@ -233,6 +236,7 @@ __all__ = [
     "Laplace",
     "LearnedNoise",
     "Leg",
+    "Likelihood",
     "Masks",
     "Method",
     "Mixing",

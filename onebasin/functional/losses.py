@@ -226,18 +226,18 @@ def kind_of_targets(
         InputError: there are two readings, or `likelihood` is no such word, or contradicts `noise`.
     """
     if likelihood is not None:
-        likelihood = likelihood.name if isinstance(likelihood, Likelihood) else likelihood
-        if likelihood not in (*KINDS, *LIKELIHOODS):
+        word = likelihood.name if isinstance(likelihood, Likelihood) else likelihood
+        if word == likelihood and word not in (*KINDS, *LIKELIHOODS):
             raise InputError(
                 f"expected a likelihood out of {', '.join((*KINDS, *LIKELIHOODS))}, found {likelihood!r}: write "
                 "'gaussian' for values"
             )
         if noise is not None and likelihood != "gaussian":
             raise InputError(
-                f"noise={noise!r} is the standard deviation of gaussian targets, found {likelihood} ones: leave noise "
-                'out, or choose likelihood="gaussian"'
+                f"noise={noise!r} is the standard deviation of gaussian targets, found {word} ones: leave noise out, "
+                'or choose likelihood="gaussian"'
             )
-        return likelihood
+        return word
     if not targets.is_floating_point():
         if noise is not None:
             raise InputError(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
-from onebasin.functional import LIKELIHOODS, Likelihood, check_classes_fit
+from onebasin.functional import IGNORED, LIKELIHOODS, Likelihood, check_classes_fit
 
 LogLikelihood = Callable[[Tensor, Tensor], Tensor]  # (outputs (n, ...), targets (n, ...)) -> (n,)
 Noise = float | str | None
@@ -33,13 +33,14 @@ def categorical(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def bernoulli(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Log probability of targets 0 or 1 under logits; both (n,) or (n, k)."""
+    """Log probability of targets 0 or 1 under logits; both (n,) or (n, k), or with pixels."""
     logits = outputs.reshape(targets.shape)
-    return (
-        -F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none")
-        .reshape(len(targets), -1)
-        .sum(1)
-    )
+    known = None
+    if targets.dim() > 2:
+        known = ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
+        targets = torch.where(known, targets, 0)
+    each = -F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none")
+    return _summed(each, known)
 
 
 def gaussian(noise: float) -> LogLikelihood:
@@ -160,7 +161,10 @@ def _check_same(outputs: Tensor, targets: Tensor, times: int) -> None:
 
 def check_shares(targets: Tensor) -> None:
     """Refuse bernoulli targets outside of 0 ... 1."""
-    low, high = float(targets.min()), float(targets.max())
+    missing = (
+        targets.isnan() | (targets == IGNORED) if targets.dim() > 2 else torch.zeros_like(targets, dtype=torch.bool)
+    )
+    low, high = float(targets[~missing].min()), float(targets[~missing].max())
     if low < 0 or high > 1:
         raise InputError(f"expected bernoulli targets from 0 to 1, found {low:g} to {high:g}: give 0 or 1")
 

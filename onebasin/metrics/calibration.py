@@ -197,7 +197,7 @@ def bins_of(confidence: Tensor, bins: int) -> Tensor:
     """
     _check_bins(bins)
     borders = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
-    return torch.searchsorted(borders.to(confidence.dtype).double(), confidence.double())
+    return torch.searchsorted(borders.to(confidence.dtype).double(), confidence.double().contiguous())
 
 
 def _equal_mass(predicted: Tensor, outcome: Tensor, weights: Tensor, bins: int) -> Gaps:
