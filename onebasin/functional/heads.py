@@ -85,7 +85,8 @@ class Head(Likelihood):
 
     def parameters(self, outputs: Tensor, channels: int = 1, axis: int = 1) -> tuple[Tensor, ...]:
         """The parameters, each with `channels` entries on the axis where outputs had all of theirs."""
-        return outputs.unflatten(axis, (self.parts, channels)).unbind(axis)
+        blocks: tuple[Tensor, ...] = outputs.unflatten(axis, (self.parts, channels)).unbind(axis)
+        return blocks
 
     @abstractmethod
     def log_prob(self, parameters: tuple[Tensor, ...], values: Tensor) -> Tensor:
@@ -165,7 +166,8 @@ class GaussianHead(Head):
 
     def cdf(self, parameters: tuple[Tensor, ...], values: Tensor) -> Tensor:
         """Phi((y - mean) / exp(s))."""
-        return torch.special.ndtr((values - parameters[0]) * torch.exp(-parameters[1]))
+        chance: Tensor = torch.special.ndtr((values - parameters[0]) * torch.exp(-parameters[1]))
+        return chance
 
     def mean(self, parameters: tuple[Tensor, ...]) -> Tensor:
         """The first parameter."""
@@ -294,7 +296,8 @@ class MixtureHead(Head):
         """Mean over components of theirs."""
         logits, means, log_std = parameters
         each = torch.special.ndtr((values[..., None] - means) * torch.exp(-log_std))
-        return (logits.softmax(-1) * each).sum(-1)
+        chance: Tensor = (logits.softmax(-1) * each).sum(-1)
+        return chance
 
     def mean(self, parameters: tuple[Tensor, ...]) -> Tensor:
         """Mean over components of theirs."""

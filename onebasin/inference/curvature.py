@@ -50,8 +50,8 @@ def output_roots(likelihood: LogLikelihood, outputs: Tensor, targets: Tensor) ->
     if likelihood is categorical and outputs.dim() == 2:
         chances = outputs.softmax(1)
         root = chances.sqrt()
-        found = torch.diag_embed(root) - chances[:, :, None] * root[:, None, :]
-        return torch.where((targets != IGNORED)[:, None, None], found, 0.0)
+        every = torch.diag_embed(root) - chances[:, :, None] * root[:, None, :]
+        return torch.where((targets != IGNORED)[:, None, None], every, 0.0)
     if likelihood is learned_gaussian:
         log_std = outputs.chunk(2, dim=1)[1]
         parts = torch.stack([torch.exp(-log_std), torch.full_like(log_std, math.sqrt(2))], dim=1)

@@ -57,7 +57,7 @@ def iou(
             f"expected class numbers from 0 to {number - 1}, found {int(every.min())} to {int(every.max())}; number "
             "the classes from 0, or give ignore_index"
         )
-    return iou_of(areas(*(each.flatten(1) for each in (predicted, targets, counted)), number), weights)
+    return iou_of(areas(predicted.flatten(1), targets.flatten(1), counted.flatten(1), number), weights)
 
 
 @accepts_arrays

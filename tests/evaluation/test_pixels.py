@@ -394,7 +394,8 @@ def test_distribution_heads_are_mixed_over_networks(word: str, columns: int, pix
     at_goal = torch.zeros(goals.shape, dtype=torch.float64)
     for out in outputs:
         parameters = head.parameters(out)
-        density += torch.stack([head.log_prob(parameters, torch.full_like(goals.double(), z)).exp() for z in grid]) / 3
+        points = grid.reshape(-1, *[1] * goals.dim()).expand(-1, *goals.shape)
+        density += head.log_prob(parameters, points).exp() / 3
         at_goal += head.log_prob(parameters, goals.double()).exp() / 3
     steps = torch.cumulative_trapezoid(density, grid, dim=0)
     below = torch.cat([torch.zeros_like(steps[:1]), steps])

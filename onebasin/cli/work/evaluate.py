@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from torch import Tensor
 
 from onebasin.cli import data as examples
 from onebasin.cli.networks import build, open_population_or_posterior
@@ -11,13 +12,14 @@ from onebasin.cli.options import check_output
 from onebasin.cli.progress import progress_bar
 from onebasin.cli.records import as_json as text_of_values
 from onebasin.cli.records import record_of
+from onebasin.data import read_arrays
 from onebasin.errors import InputError
 from onebasin.evaluation import evaluate as assess
-from onebasin.functional import kind_of_targets
+from onebasin.functional import IGNORED, kind_of_targets, without
 from onebasin.posterior import Posterior
 from onebasin.reporting import write_record
 
-_GIVEN = ("likelihood", "noise", "draws", "n_resamples", "confidence_level", "bins")
+_GIVEN = ("likelihood", "noise", "ignore_index", "draws", "n_resamples", "confidence_level", "bins")
 
 
 def evaluate(
@@ -49,9 +51,13 @@ def evaluate(
     far = None
     if ood is not None:
         far = examples.read(ood, limit=limit, targets=False, sources=options["sources"]).inputs
+    if options["ood_mask"] is not None:
+        given["ood_mask"] = _mask(options["ood_mask"])
     kind = kind_of_targets(pair[1], given.get("likelihood"), given.get("noise"))
+    goals = without(pair[1], given.get("ignore_index"))
     first = networks.mean if isinstance(networks, Posterior) else networks.member(0)
-    examples.check_fit(network, first, *pair, loss="cross-entropy" if kind == "categorical" else "")
+    checked = kind == "categorical" and not bool((goals == IGNORED).any())
+    examples.check_fit(network, first, *pair, loss="cross-entropy" if checked else "")
     for inputs in (far, given.get("statistics")):
         if inputs is not None:
             examples.check_fit(network, first, inputs)
@@ -69,6 +75,7 @@ def evaluate(
         )
     facts = {"model": model, "population": population, "data": data, "outside": ood, "reference": reference}
     facts["statistics"] = options["statistics"]
+    facts["ood_mask"] = options["ood_mask"]
     given_text = {name: None if value is None else str(value) for name, value in facts.items()}
     values = {"given": given_text, **evaluation.to_dict()}
     if output is not None:
@@ -76,6 +83,14 @@ def evaluate(
         write_record(record_of("evaluation", title, [], values, evaluation), output)
     page = str(evaluation) if output is None else f"{evaluation}\n\n{output}"
     click.echo(text_of_values(values) if as_json else page)
+
+
+def _mask(path: Path) -> Tensor:
+    """The array called mask of a file."""
+    found = read_arrays(path, ("mask",).__contains__)
+    if "mask" not in found:
+        raise InputError(f"expected an array called mask in {path}, found none: save it as numpy.savez(path, mask=...)")
+    return found["mask"].bool()
 
 
 def _noise(text: str) -> float | str:
