@@ -29,7 +29,7 @@ from onebasin.metrics import (
 from onebasin.parallel import Progress
 from onebasin.posterior import Networks, Predictive, PredictOptions, check_nan, forward_passes
 
-_BLOCK_VALUES = 1 << 20  # outputs of one network for a block of images: 8 MB in float64, and some ten tensors of them
+_BLOCK_VALUES = 1 << 18  # outputs of one network for a block of images: 2 MB in float64, and some tens of such tensors
 _SAMPLE_VALUES = 1 << 22  # logarithms that are kept for a temperature: 32 MB
 _WIDTHS = 256  # values of an image whose intervals are measured
 _SCORE_BINS = 512
