@@ -57,7 +57,7 @@ if TYPE_CHECKING:
         mean_of_pairs,
         same_run_share,
     )
-    from onebasin.functional import columns, fold_norms, global_seed, losses
+    from onebasin.functional import LIKELIHOODS, Likelihood, columns, fold_norms, global_seed, losses
     from onebasin.inference import (
         EMA,
         HMC,
@@ -170,6 +170,8 @@ _HOMES = {
         "same_run_share",
     ),
     "functional": (
+        "LIKELIHOODS",
+        "Likelihood",
         "columns",
         "fold_norms",
         "global_seed",
@@ -263,6 +265,7 @@ __all__ = [
     "EMA",
     "HMC",
     "LEVELS",
+    "LIKELIHOODS",
     "LPBNN",
     "MCLMC",
     "MIMO",
@@ -286,6 +289,7 @@ __all__ = [
     "Laplace",
     "LearnedNoise",
     "Leg",
+    "Likelihood",
     "MCBatchNorm",
     "Masks",
     "Masksembles",

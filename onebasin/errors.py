@@ -103,6 +103,10 @@ class PrecisionWarning(OnebasinWarning):
     """In what is computed? In more digits than were asked for, because the model has no operations with so few."""
 
 
+class LikelihoodWarning(OnebasinWarning):
+    """Is this a posterior? Draws are made with a loss in the place of a likelihood."""
+
+
 def check_options(options: Mapping[str, object], known: Collection[str], where: str) -> None:
     """Raise `InputError` when an option has an unknown name: a misspelt one would be ignored in silence.
 

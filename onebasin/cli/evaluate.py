@@ -19,6 +19,14 @@ from onebasin.cli.words import CORRUPTIONS, INPUT_GRAMMAR, LINEARISED
     help=f"Out-of-distribution inputs, to be told from those of DATA: {INPUT_GRAMMAR}.",
 )
 @click.option(
+    "--ood-mask",
+    "ood_mask",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Of inputs with pixels: an .npz file with mask (images, height, width), 1 where a pixel of --ood is out of "
+    "distribution.",
+)
+@click.option(
     "--reference",
     type=click.Path(path_type=Path),
     metavar="POPULATION",
@@ -90,8 +98,9 @@ def evaluate(**options: Any) -> None:
     For classes: accuracy, negative log-likelihood (NLL), Brier score, calibration errors, mutual information, areas
     under risk-coverage curves (AURC, AUGRC) with the errors that are left when the least confident are not answered,
     and NLL and the calibration error again with a temperature that was fitted on half of the examples. For values:
-    RMSE, NLL, and coverage and width of predictive intervals. Brackets hold bootstrap intervals. The record has null
-    where a number is infinite, for JSON has no infinity.
+    RMSE, NLL, and coverage and width of predictive intervals. Targets with pixels, class numbers or values (images,
+    height, width), are judged pixel by pixel, with intersection over union or relative errors, and intervals over
+    images. Brackets hold bootstrap intervals. The record has null where a number is infinite, for JSON has no infinity.
 
     \b
       onebasin evaluate onebasin.examples:digits_mlp draws/ digits:test

@@ -198,7 +198,7 @@ def data_options(command: _Command) -> Callable[..., Any]:
 
 
 def likelihood_options(command: _Command) -> _Command:
-    """Add ``--likelihood`` and ``--noise``, which say how targets scatter."""
+    """Add ``--likelihood``, ``--noise`` and ``--ignore-index``, which say how targets scatter and which count."""
     noise = click.option(
         "--noise",
         metavar="X",
@@ -208,9 +208,16 @@ def likelihood_options(command: _Command) -> _Command:
         "--likelihood",
         type=click.Choice(LIKELIHOODS),
         help="Of the targets. Default: categorical for whole-number types, which are classes, gaussian for floats; "
-        "floats that may be class labels are asked about.",
+        "floats that may be class labels are asked about. The last five are losses and no densities: train with them.",
     )
-    return likelihood(noise(command))
+    ignored = click.option(
+        "--ignore-index",
+        "ignore_index",
+        type=int,
+        metavar="N",
+        help="A class number of pixels that do not count, such as 255. Values of pixels that do not count are NaN.",
+    )
+    return likelihood(noise(ignored(command)))
 
 
 def loss_option(command: _Command) -> _Command:

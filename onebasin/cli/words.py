@@ -6,7 +6,10 @@ COMPANIONS = ("std", "variance", "mask", "gradient", "squared-gradient")
 MATCH_SCALES = ("reference", "keep")
 FORM = "balanced/max"
 PRESETS = ("median", "pooled", "paper", "paper-floors")
-LIKELIHOODS = ("categorical", "bernoulli", "gaussian")
+LIKELIHOODS = (
+    "categorical", "bernoulli", "gaussian", "laplace", "student_t", "mixture", "beta_nll", "evidential_values",
+    "evidential_classes", "focal", "label_smoothing",
+)  # fmt: skip
 LINEARISED = ("sampled", "probit")
 CLASS_LIKELIHOODS = ("categorical", "bernoulli")
 CALIBRATIONS = ("temperature", "vector", "matrix", "isotonic")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from onebasin.errors import InputError
 from onebasin.evaluation.figures import (
+    LEVELS,
     ScoreHistogram,
     coverage_curve,
     coverage_figure,
@@ -24,43 +25,63 @@ from onebasin.evaluation.figures import (
     risk_figure,
     score_figure,
 )
+from onebasin.evaluation.pixels import ClassSums, Sampled, class_sums, masked_scores, score_means, value_sums
 from onebasin.evaluation.shift import METRICS, Shift, ShiftedInputs, levels_of, made
 from onebasin.functional import (
+    IGNORED,
+    LIKELIHOODS,
     AnyInputs,
     Bound,
+    ClassLoss,
     Data,
+    FixedGaussian,
+    GaussianHead,
+    Head,
     Inputs,
+    Likelihood,
     Measured,
     OutputPart,
     batches,
+    check_class_numbers,
+    check_classes_fit,
     check_labels,
+    check_one_hot,
     check_rows,
+    examples_in,
     kind_of_targets,
     measured_of,
     pair_of,
     select_output,
+    without,
 )
 from onebasin.metrics import (
     CLASS_METRICS,
     COLDEST,
     Counts,
     Reliability,
+    absolute,
     abstention,
     agreement,
     as_class_numbers,
     best_temperature,
+    bin_sums,
     central_interval,
     confidence_and_errors,
+    depth_errors,
     ece,
     gaps_of,
+    image_gaps,
     interval,
+    iou_of,
     log_density,
     ood_scores,
+    pixel_reliability,
     reliability,
     resampled,
     risk_at_coverage,
     rmse,
     separation,
+    separation_of,
     takes_weights,
     tempered,
     total_variation,
@@ -87,6 +108,7 @@ from onebasin.reporting import Cell, Column, Figure, Record, Result, Table, as_n
 _GROUPS = {
     "in_distribution": "inside",
     "selective": "selective",
+    "iou": "iou",
     "tempered": "tempered",
     "ood": "outside",
     "reference": "reference",
@@ -94,6 +116,7 @@ _GROUPS = {
 _TITLES = {
     "in_distribution": "on the examples",
     "selective": "on the examples, without the least confident",
+    "iou": "intersection over union of each class",
     "tempered": "on half of them, tempered by the other half",
     "ood": "on out-of-distribution inputs",
     "reference": "compared with the reference",
@@ -122,12 +145,14 @@ class Evaluation(Result):
     """The numbers of `onebasin.evaluate`.
 
     Attributes:
-        kind: "categorical", "bernoulli" or "gaussian", the likelihood of the targets.
+        kind: the likelihood of the targets, as "categorical", "bernoulli", "gaussian" or a word of `LIKELIHOODS`.
         members: networks that were evaluated.
-        examples: how many there were.
+        examples: how many there were; images, where targets have pixels.
         ood_examples: out-of-distribution inputs, 0 if none were given.
         in_distribution: numbers on the examples. Classes: accuracy, nll, brier, ece, ace_class_wise, ace_top_label,
-            mutual_information. Values: rmse, nll, and coverage_L and width_L for intervals of L per cent.
+            mutual_information; of pixels no ace, but mean_iou. Values: rmse, nll, and coverage_L and width_L for
+            intervals of L per cent; of a distribution head and of pixels also mae, and of positive ones silog, abs_rel,
+            sq_rel and delta_1 to delta_3.
         temperature: the T fitted on a random half of the examples; None for values, and where no T is best.
         tempered: nll and ece on the other half with that T, and nll_before and ece_before without; empty without T.
         ood: mutual_information on out-of-distribution inputs.
@@ -143,6 +168,8 @@ class Evaluation(Result):
             coverage_at_5 (largest share of examples that can be answered with 5 % errors).
         selective_risk: share of errors among the most confident 5, 10, ... 100 %, for the figure.
         shifted: scores on shifted inputs; None if none were given.
+        iou: of pixels with classes, intersection over union of each class.
+        pixels: targets that count, where they have pixels; 0 where they have none.
     """
 
     kind: str
@@ -163,12 +190,15 @@ class Evaluation(Result):
     selective: Mapping[str, Estimate] = field(default_factory=dict)
     selective_risk: tuple[float, ...] = ()
     shifted: Shift | None = None
+    iou: Mapping[str, Estimate] = field(default_factory=dict)
+    pixels: int = 0
 
     def record(self) -> Record:
         """Tables of all numbers; reliability, scores in and out of distribution, or coverage as figures."""
         figures: list[Figure] = []
         if self.reliability is not None:
-            figures.append(reliability_figure(self.reliability, self.in_distribution["ece"].value))
+            error = self.in_distribution["ece"].value
+            figures.append(reliability_figure(self.reliability, error, unit="pixels" if self.pixels else "examples"))
         if self.scores:
             figures.append(score_figure(self.scores, {s: own["auroc"].value for s, own in self.detection.items()}))
         if self.coverage:
@@ -184,7 +214,7 @@ class Evaluation(Result):
             figures.append(self.shifted.figure())
         return result_record(
             "evaluation",
-            f"Evaluation of {self._networks} on {self.examples:,} examples",
+            f"Evaluation of {self._networks} on {self._examples}",
             (self._answer(), *self.remarks),
             (*self._tables(), *figures),
             values=self.to_dict(),
@@ -201,7 +231,7 @@ class Evaluation(Result):
 
     def _answer(self) -> str:
         said = [f"{_words(name)} {estimate}" for name, estimate in self.in_distribution.items()]
-        wanted = ("accuracy", "rmse", "nll", "ece")
+        wanted = ("accuracy", "rmse", "nll", "ece", "mean_iou", "silog")
         chosen = [text for name, text in zip(self.in_distribution, said, strict=True) if name in wanted] or said[:2]
         best = max((own["auroc"] for own in self.detection.values()), key=lambda area: area.value, default=None)
         ood = "" if best is None else f"; out-of-distribution inputs are told apart with an AUROC of {best}"
@@ -209,7 +239,8 @@ class Evaluation(Result):
 
     def _tables(self) -> list[Table]:
         level = self.settings.get("level")
-        errors = "" if level is None else f"in brackets: {level:.0%} bootstrap intervals over examples"
+        drawn = "images" if self.pixels else "examples"
+        errors = "" if level is None else f"in brackets: {level:.0%} bootstrap intervals over {drawn}"
         rows: tuple[tuple[Cell, ...], ...] = tuple(
             (_words(name), _TITLES[group] + (f" (T = {self.temperature:.4g})" if group == "tempered" else ""),
              as_number(*estimate))
@@ -226,6 +257,10 @@ class Evaluation(Result):
             title = "Telling out-of-distribution inputs from the examples"
             tables.append(Table("detection", title, columns, rows, errors))
         return tables if self.shifted is None else [*tables, self.shifted.table()]
+
+    @property
+    def _examples(self) -> str:
+        return f"{self.examples:,} images, {self.pixels:,} pixels" if self.pixels else f"{self.examples:,} examples"
 
     @property
     def _networks(self) -> str:
@@ -259,7 +294,7 @@ class Evaluation(Result):
     def __str__(self) -> str:
         """Tables for people: each number, and its interval in brackets."""
         ood = f", {self.ood_examples:,} out-of-distribution inputs" if self.ood_examples else ""
-        lines = [f"{self._networks}, {self.examples:,} examples{ood}, {self.kind}"]
+        lines = [f"{self._networks}, {self._examples}{ood}, {self.kind}"]
         for group in _GROUPS:
             numbers: Mapping[str, Estimate] = getattr(self, group)
             if not numbers:
@@ -501,7 +536,11 @@ def detection_numbers(
 ) -> dict[str, dict[str, Estimate]]:
     """AUROC, AUPR and FPR95 of each score; both kinds of inputs are drawn separately for the intervals."""
     near, far = (ood_scores(own.mean, own.logits, own.mutual_information) for own in (in_distribution, ood))
-    pairs = {name: (near[name], far[name]) for name in near}
+    return _detection_of({name: (near[name], far[name]) for name in near}, resampling)
+
+
+def _detection_of(pairs: Mapping[str, tuple[Tensor, Tensor]], resampling: Resampling) -> dict[str, dict[str, Estimate]]:
+    """Numbers of `separation` for each score, given in distribution and out of it."""
     sizes = [len(scores) for scores in pairs["msp"]]
 
     def numbers(counts: Counts | None) -> dict[str, Tensor]:
@@ -512,10 +551,15 @@ def detection_numbers(
             for name, value in separation(*pair, weights=weights).items()
         }
 
-    result: dict[str, dict[str, Estimate]] = {score: {} for score in pairs}
-    for key, estimate in estimates(numbers, sizes, resampling).items():
+    return _by_score(estimates(numbers, sizes, resampling))
+
+
+def _by_score(found: Mapping[str, Estimate]) -> dict[str, dict[str, Estimate]]:
+    """Estimates under "score.name" as score -> name -> estimate."""
+    result: dict[str, dict[str, Estimate]] = {}
+    for key, estimate in found.items():
         score, _, name = key.partition(".")
-        result[score][name] = estimate
+        result.setdefault(score, {})[name] = estimate
     return result
 
 
@@ -598,6 +642,12 @@ _NO_TEMPERATURE = (
 )
 
 
+_NO_TEMPERATURE_OF_PIXELS = (
+    "no temperature: it is fitted on pixels of half of the images, and all of them are right, so the lowest is the best"
+)
+_ONE_IMAGE = "intervals say nothing: they come from drawing images, and there is one only"
+
+
 def evaluate(
     model: nn.Module,
     networks: Networks,
@@ -606,9 +656,11 @@ def evaluate(
     output: OutputPart = None,
     ood: AnyInputs = None,
     shifted: ShiftedInputs | None = None,
+    ood_mask: Any = None,
     reference: Networks | Tensor | None = None,
-    likelihood: str | None = None,
+    likelihood: str | Likelihood | None = None,
     noise: Noise = None,
+    ignore_index: int | None = None,
     bins: int = 15,
     coverage: Sequence[float] = (0.5, 0.9, 0.95),
     n_resamples: int = 1000,
@@ -629,6 +681,11 @@ def evaluate(
     thousand networks need no more memory than one. Values need all predictions together, members x examples x outputs:
     1,000 networks on 10,000 examples are 80 MB.
 
+    Targets with pixels, class numbers (images, ..., height, width) or values of three axes or more, are judged pixel by
+    pixel, with intervals over images; networks run over blocks of images, of which only sums are kept. Values with a
+    distribution head (`likelihood="laplace"` and others) are judged in blocks as well: their predictive is the mixture
+    of the networks' distributions.
+
     >>> from onebasin.population import Population
     >>> population = Population.from_stacked({"weight": torch.tensor([[[3.0], [0.0]], [[2.0], [0.0]]])})
     >>> inputs, targets = torch.tensor([[1.0], [-1.0], [1.0], [-1.0]]), torch.tensor([0, 1, 0, 0])
@@ -647,13 +704,17 @@ def evaluate(
         ood: out-of-distribution inputs, as in `predict`, to be told from those of `data`; for classifiers.
         shifted: shifted versions of all inputs of `data`, for classifiers: name -> inputs, or name -> severity (1, 2,
             ...) -> inputs; instead of inputs a function that makes them. `onebasin.data.shifts` corrupts images so.
+            Images with pixels are told apart by the mean of each score over their pixels.
+        ood_mask: which pixels of `ood` are out of distribution (images, height, width); then these are told apart from
+            the other pixels of the same images.
         reference: other networks of the same model, or their average predictive (examples, classes) for these inputs;
             for classifiers. A reference posterior is drawn from with `seed` + 1.
         likelihood: "categorical" for class numbers, "bernoulli" for targets 0 or 1 and one logit, "gaussian" for
-            values. By default categorical for whole-number types, gaussian for floats; floats that may be class labels
-            are refused.
+            values; or a word or object of `LIKELIHOODS`, which says how outputs are read. By default categorical for
+            whole-number types, gaussian for floats; floats that may be class labels are refused.
         noise: for gaussian: the standard deviation of targets, or "learned" where the model gives means and log
             deviations, which is the default where it does.
+        ignore_index: a class number of pixels that do not count, as 255. Values that do not count are NaN.
         bins: bins of calibration errors.
         coverage: levels of the predictive intervals of values.
         n_resamples: bootstrap draws of the examples.
@@ -682,14 +743,26 @@ def evaluate(
     inputs, targets = pair_of(data, model)
     ood, statistics = measured_of(ood, model), measured_of(statistics, model)
     kind = kind_of_targets(targets, likelihood, noise)
+    own = likelihood if isinstance(likelihood, Likelihood) else LIKELIHOODS.get(kind)
+    values = kind == "gaussian" or isinstance(own, Head)
     _check_idle(networks, reference, draws, statistics)
     check_linearised(networks, linearised, statistics)
-    if kind == "gaussian" and linearised == "probit":
+    if values and linearised == "probit":
         raise InputError('the probit form is one of classes, found values: give linearised="sampled"')
-    if kind == "gaussian" and (ood is not None or reference is not None):
-        raise InputError("ood and reference compare class probabilities, found a gaussian likelihood: leave them out")
-    if kind == "gaussian" and shifted is not None:
-        raise InputError("shifted scores class probabilities, found a gaussian likelihood: evaluate shifted data alone")
+    if values and (ood is not None or reference is not None):
+        raise InputError(f"ood and reference compare class probabilities, found a {kind} likelihood: leave them out")
+    targets = without(targets, ignore_index)
+    pixels = targets.dim() > 2 or (targets.dim() == 2 and not values and kind != "bernoulli")
+    if (ignore_index is not None or ood_mask is not None) and not pixels:
+        raise InputError(
+            f"ignore_index and ood_mask are for targets with pixels, found {tuple(targets.shape)}: leave them out, and "
+            "the examples that should not count too"
+        )
+    if shifted is not None and (values or pixels):
+        found = "targets with pixels" if pixels else f"a {kind} likelihood"
+        raise InputError(
+            f"shifted scores one class per example, found {found}: evaluate each set of shifted data alone"
+        )
     levels = [] if shifted is None else levels_of(shifted)
     options = PredictOptions(
         draws=100 if draws is None else draws,
@@ -711,14 +784,22 @@ def evaluate(
     settings |= {"linearised": linearised} if linearised else {}
     with executor_for(workers, executor) as opened:
         options = replace(options, executor=opened)
-        if kind == "gaussian":
+        if values and (pixels or own is not None):
+            numbers = _heads(model, networks, inputs, targets, kind, own, noise, coverage, resampling, options)
+            evaluation = replace(numbers, settings={**settings, "noise": noise, "likelihood": _named(own)})
+        elif not values and pixels:
+            many = _Pixels(kind, own, ood_mask, ignore_index is not None)
+            numbers = _pixel_classes(model, networks, inputs, targets, many, ood, reference, bins, resampling, options)
+            extra = {"bins": bins, "calibration_method": "absolute", "ignore_index": ignore_index}
+            evaluation = replace(numbers, settings={**settings, **extra, "likelihood": _named(own)})
+        elif kind == "gaussian":
             numbers = _values(model, networks, inputs, targets, noise, coverage, resampling, options)
             evaluation = replace(numbers, settings={**settings, "noise": noise})
         else:
-            numbers = _classes(model, networks, inputs, targets, kind, ood, reference, bins, resampling, options)
+            numbers = _classes(model, networks, inputs, targets, kind, own, ood, reference, bins, resampling, options)
             evaluation = replace(numbers, settings={**settings, "bins": bins, "calibration_method": "absolute"})
             if levels:
-                shift = _shift(model, networks, evaluation, targets, kind, levels, bins, resampling, options)
+                shift = _shift(model, networks, evaluation, targets, kind, own, levels, bins, resampling, options)
                 evaluation = replace(evaluation, shifted=shift)
     return replace(evaluation, remarks=(*evaluation.remarks, *notes))
 
@@ -766,17 +847,15 @@ def _classes(
     inputs: Inputs,
     targets: Tensor,
     kind: str,
+    own: Likelihood | None,
     ood: Inputs | None,
     reference: Networks | Tensor | None,
     bins: int,
     resampling: Resampling,
     options: PredictOptions,
 ) -> Evaluation:
-    prepare = partial(class_logits, kind=kind)
-    rows, call = next(batches(inputs, options.sample_size()))
-    few = Bound(model, first_of(options.networks(networks)))(call)
-    check_rows(few, rows.stop - rows.start)
-    shown = prepare(few[None])[0]
+    prepare = partial(_logits_of, own=own, kind=kind)
+    shown = prepare(_few_outputs(model, networks, inputs, options)[None])[0]
     goals = class_numbers(targets, kind)
     check_labels(goals, shown)  # before all networks run
     predictive = Predictive.of(model, networks, inputs, options, prepare=prepare)
@@ -808,12 +887,18 @@ def _classes(
     return evaluation
 
 
+def _logits_of(outputs: Tensor, own: Likelihood | None, kind: str) -> Tensor:
+    """Logits of classes (members, examples, classes) of outputs under a likelihood."""
+    return class_logits(own.logits(outputs, 2) if isinstance(own, ClassLoss) else outputs, kind)
+
+
 def _shift(
     model: nn.Module,
     networks: Networks,
     evaluation: Evaluation,
     targets: Tensor,
     kind: str,
+    own: Likelihood | None,
     levels: Sequence[tuple[str, int, Any]],
     bins: int,
     resampling: Resampling,
@@ -824,17 +909,285 @@ def _shift(
     sums: dict[str, Tensor] = {}
     for name, severity, source in levels:
         inputs = made(source, model, len(targets), f"{name} at severity {severity}")
-        predictive = Predictive.of(model, networks, inputs, options, prepare=partial(class_logits, kind=kind))
+        predictive = Predictive.of(model, networks, inputs, options, prepare=partial(_logits_of, own=own, kind=kind))
         p, goals = predictive.mean, as_class_numbers(class_numbers(targets, kind), predictive.mean)
         each = {"accuracy": (p.argmax(1) == goals).double(), "nll": _losses(predictive.log_mean, goals)}
         error = metric_estimates({"ece": partial(ece, bins=bins)}, p, goals, resampling)
         numbers.setdefault(name, {})[severity] = estimates(mean_estimator(each), [len(p)], resampling) | error
         sums = {key: sums.get(key, torch.zeros_like(one)) + one / len(levels) for key, one in each.items()}
-    errors = [own["ece"].value for found in numbers.values() for own in found.values()]
+    errors = [each["ece"].value for found in numbers.values() for each in found.values()]
     mean = estimates(mean_estimator(sums), [len(targets)], resampling)
     mean["ece"] = Estimate(sum(errors) / len(errors), math.nan, math.nan)
     clean = {key: evaluation.in_distribution[key] for key in METRICS}
     return Shift(clean, numbers, mean, len(targets))
+
+
+class _Pixels(NamedTuple):
+    """How targets with pixels are read: their likelihood, the mask of `ood`, whether some pixels are left out."""
+
+    kind: str
+    own: Likelihood | None
+    mask: Any
+    ignored: bool
+
+    def goals(self, targets: Tensor) -> Tensor:
+        """Class numbers (images, ...), `IGNORED` where a pixel does not count."""
+        if self.kind != "bernoulli":
+            return targets
+        missing = targets.isnan() if targets.is_floating_point() else targets == IGNORED
+        rest = targets[~missing]
+        if not bool(((rest == 0) | (rest == 1)).all()):
+            raise InputError(
+                f"expected targets 0 or 1 for a bernoulli likelihood, found {float(rest.min()):g} to "
+                f"{float(rest.max()):g}: give 0 or 1, or evaluate with another likelihood"
+            )
+        return torch.where(missing, IGNORED, targets).long()
+
+    def logits(self, outputs: Tensor, axes: int) -> Tensor:
+        """Logits (members, images, classes, ...) of outputs, for targets of so many axes."""
+        if isinstance(self.own, ClassLoss):
+            return self.own.logits(outputs, 2)
+        if self.kind != "bernoulli":
+            return outputs
+        half = (outputs[:, :, None] if outputs.dim() == axes + 1 else outputs).double() / 2
+        return torch.cat([-half, half], dim=2)
+
+
+def _pixel_classes(
+    model: nn.Module,
+    networks: Networks,
+    inputs: Inputs,
+    targets: Tensor,
+    many: _Pixels,
+    ood: Inputs | None,
+    reference: Networks | Tensor | None,
+    bins: int,
+    resampling: Resampling,
+    options: PredictOptions,
+) -> Evaluation:
+    prepare = partial(many.logits, axes=targets.dim())
+    goals = many.goals(targets)
+    shown = prepare(_few_outputs(model, networks, inputs, options)[None])[0]
+    check_one_hot(goals, shown)
+    check_classes_fit(shown, goals[: len(shown)])
+    check_class_numbers(goals[goals != IGNORED] if many.ignored or many.kind == "bernoulli" else goals, shown.shape[1])
+    if isinstance(reference, Tensor) and reference.shape != (len(goals), *shown.shape[1:]):
+        raise InputError(
+            f"expected a reference for the same examples and classes {(len(goals), *shown.shape[1:])}, found "
+            f"{tuple(reference.shape)}: compute it on the same inputs"
+        )
+    # Two posteriors should not be compared by the same random numbers.
+    second = replace(options, seed=resampling.seed + 1)
+    found = class_sums(model, networks, inputs, goals, prepare, shown.shape[1:], bins, options, reference, second)
+    means, compared = dict(found.means), ("agreement", "total_variation")
+    pixels = means.pop("pixels")
+    remarks = [] if len(goals) > 1 else [_ONE_IMAGE]
+
+    def numbers(counts: Counts | None) -> dict[str, Tensor]:
+        weights = only(counts)
+        each = iou_of(found.areas, weights)
+        result = {name: _share(value, pixels, weights) for name, value in means.items()}
+        return result | {"mean_iou": each.nanmean(-1)} | {f"class_{k}": each[..., k] for k in range(each.shape[-1])}
+
+    own = {name: _sound(one) for name, one in estimates(numbers, [len(goals)], resampling).items()}
+    own["ece"] = _pixel_ece(found.bins, resampling)
+    absent = [name for name, one in own.items() if name.startswith("class_") and math.isnan(one.value)]
+    if absent:
+        remarks.append(
+            f"no intersection over union of {', '.join(map(_words, absent))}, which no pixel is or is said to be"
+        )
+    temperature, cooled = _pixel_temperature(found.sampled, bins, resampling)
+    if temperature is None and len(goals) > 1:
+        remarks.append(_NO_TEMPERATURE_OF_PIXELS)
+    evaluation = Evaluation(
+        many.kind, found.members, len(goals), 0,
+        {name: own[name] for name in ("accuracy", "mean_iou", "nll", "brier", "ece", "mutual_information")},
+        temperature, cooled, remarks=tuple(remarks), reliability=pixel_reliability(found.bins),
+        reference={name: own[name] for name in compared if name in own},
+        iou={name: one for name, one in own.items() if name.startswith("class_") and name not in absent},
+        pixels=int(pixels.sum()),
+    )  # fmt: skip
+    return (
+        evaluation
+        if ood is None
+        else _pixel_ood(evaluation, found, model, networks, ood, many, prepare, shown, resampling, options)
+    )
+
+
+def _pixel_ood(
+    evaluation: Evaluation,
+    found: ClassSums,
+    model: nn.Module,
+    networks: Networks,
+    ood: Inputs,
+    many: _Pixels,
+    prepare: Callable[[Tensor], Tensor],
+    shown: Tensor,
+    resampling: Resampling,
+    options: PredictOptions,
+) -> Evaluation:
+    """Images told apart by the mean of each score; with a mask, pixels inside of it from those outside."""
+    values = shown[0].numel()
+    if many.mask is None:
+        far, information = score_means(model, networks, ood, prepare, values, options)
+        pairs = {name: (found.scores[name], far[name]) for name in far}
+        return replace(
+            evaluation,
+            ood_examples=len(information),
+            ood=estimates(mean_estimator({"mutual_information": information}), [len(information)], resampling),
+            detection=_detection_of(pairs, resampling),
+            scores={name: ScoreHistogram.of(*pair) for name, pair in pairs.items()},
+        )
+    mask = torch.as_tensor(many.mask).bool()
+    wanted = (examples_in(ood), *shown.shape[2:])
+    if tuple(mask.shape) != wanted or not bool(mask.any()) or bool(mask.all()):
+        raise InputError(
+            f"expected ood_mask {wanted} with pixels of both kinds, found {tuple(mask.shape)} with "
+            f"{int(mask.sum()):,} of {mask.numel():,} pixels out of distribution: leave it out where all are"
+        )
+    counts, information = masked_scores(model, networks, ood, mask, prepare, values, options)
+    known = information[~information.isnan()]
+
+    def numbers(drawn: Counts | None) -> dict[str, Tensor]:
+        return {
+            f"{score}.{name}": value
+            for score, pair in counts.items()
+            for name, value in separation_of(*pair, only(drawn)).items()
+        }
+
+    return replace(
+        evaluation,
+        ood_examples=len(mask),
+        ood=estimates(mean_estimator({"mutual_information": known}), [len(known)], resampling),
+        detection=_by_score(estimates(numbers, [len(mask)], resampling)),
+    )
+
+
+def _pixel_temperature(found: Sampled, bins: int, resampling: Resampling) -> tuple[float | None, dict[str, Estimate]]:
+    """As `tempered_numbers`, on pixels of each image that were chosen at random; halves and intervals are of images."""
+    if len(found.logs) < 2:
+        return None, {}
+    order = torch.randperm(len(found.logs), generator=torch.Generator().manual_seed(resampling.seed))
+    order = order.to(found.logs.device)
+    fitting, judging = order[: len(order) // 2], order[len(order) // 2 :]
+    kept = found.counted[fitting].flatten()
+    logs = found.logs[fitting].movedim(1, 2).flatten(0, 1)[kept]
+    counted, goals = found.counted[judging], found.targets[judging]
+    if not len(logs) or not bool(counted.any()):
+        return None, {}
+    temperature = best_temperature(logs, found.targets[fitting].flatten()[kept])
+    if temperature <= COLDEST:
+        return None, {}
+    result: dict[str, Estimate] = {}
+    pixels = counted.double().sum(1)
+    for end, degree in {"": temperature, "_before": 1.0}.items():
+        cooled = (found.logs[judging] / degree).log_softmax(1)
+        losses = torch.where(counted, -cooled.gather(1, goals[:, None])[:, 0], 0.0).sum(1)
+        confidence, predicted = cooled.exp().max(1)
+        sums = bin_sums(confidence, predicted == goals, counted, bins)
+
+        def numbers(drawn: Counts | None, losses: Tensor = losses) -> dict[str, Tensor]:
+            return {"nll": _share(losses, pixels, only(drawn))}
+
+        result[f"nll{end}"] = estimates(numbers, [len(pixels)], resampling)["nll"]
+        result[f"ece{end}"] = _pixel_ece(sums, resampling)
+    return temperature, result
+
+
+def _pixel_ece(sums: Tensor, resampling: Resampling) -> Estimate:
+    """The calibration error of pixels, with an interval over images."""
+    ends = absolute(
+        partial(image_gaps, sums),
+        len(sums),
+        generator=torch.Generator().manual_seed(resampling.seed),
+        n_resamples=resampling.n_resamples,
+        confidence_level=resampling.confidence_level,
+        on=sums.device,
+    )
+    return Estimate(*map(float, ends))
+
+
+def _heads(
+    model: nn.Module,
+    networks: Networks,
+    inputs: Inputs,
+    targets: Tensor,
+    kind: str,
+    own: Likelihood | None,
+    noise: Noise,
+    coverage: Sequence[float],
+    resampling: Resampling,
+    options: PredictOptions,
+) -> Evaluation:
+    """Values whose predictive is a mixture of distributions, example by example or pixel by pixel."""
+    for level in coverage:
+        if not 0 < level < 1:
+            raise InputError(f"expected a level between 0 and 1, found {level}; 0.95 is usual")
+    shown = _few_outputs(model, networks, inputs, options)
+    goals = targets[: len(shown)]
+    head = own if isinstance(own, Head) else _gaussian_head(shown, goals, noise)
+    head.check(shown, goals)
+    members, sums = value_sums(model, networks, inputs, targets, head, coverage, options)
+    depth = {name.removeprefix("depth."): each for name, each in sums.items() if name.startswith("depth.")}
+
+    def numbers(counts: Counts | None) -> dict[str, Tensor]:
+        weights = only(counts)
+        share = partial(_share, pixels=sums["values"], weights=weights)
+        result = {"rmse": share(sums["square"]).sqrt(), "mae": share(sums["absolute"])}
+        result["nll"] = _share(sums["nll"], sums["events"], weights)
+        for level in coverage:
+            result[f"coverage_{100 * level:g}"] = share(sums[f"inside_{level}"])
+            result[f"width_{100 * level:g}"] = share(sums[f"width_{level}"])
+        return result | (depth_errors(depth, weights) if depth else {})
+
+    found = {name: _sound(one) for name, one in estimates(numbers, [len(targets)], resampling).items()}
+    remarks = [] if len(targets) > 1 else [_ONE_IMAGE]
+    if math.isnan(found.get("silog", Estimate(0.0, 0.0, 0.0)).value):
+        del found["silog"]
+        remarks.append("no silog: some predictions of positive targets are not positive, and have no logarithm")
+    total = sums["values"].sum()
+    curve = tuple(float(sums[f"curve_{place}"].sum() / total) for place in range(len(LEVELS)))
+    pixels = int(total) if targets.dim() > 2 else 0
+    return Evaluation(kind, members, len(targets), 0, found, remarks=tuple(remarks), coverage=curve, pixels=pixels)
+
+
+def _gaussian_head(outputs: Tensor, targets: Tensor, noise: Noise) -> Head:
+    """The Gaussian whose noise is given, or learned where networks give twice as many outputs as there are targets."""
+    if noise == "learned" or (noise is None and outputs[0].numel() == 2 * targets[0].numel()):
+        return GaussianHead()
+    if isinstance(noise, int | float) and noise > 0:
+        return FixedGaussian(float(noise))
+    raise InputError(
+        f"a gaussian likelihood needs the noise level of the targets, found {noise!r}: give noise=standard deviation, "
+        'or noise="learned" with a model that gives a mean and a log standard deviation per target'
+    )
+
+
+def _few_outputs(model: nn.Module, networks: Networks, inputs: Inputs, options: PredictOptions) -> Tensor:
+    """Outputs of the first network for the first examples."""
+    rows, call = next(batches(inputs, options.sample_size()))
+    few = Bound(model, first_of(options.networks(networks)))(call)
+    check_rows(few, rows.stop - rows.start)
+    return few
+
+
+def _share(sums: Tensor, pixels: Tensor, weights: Tensor | None) -> Tensor:
+    """Sum over images (images,) per pixel, with weights (..., images)."""
+    if weights is None:
+        return sums.sum() / pixels.sum()
+    return (weights @ sums) / (weights @ pixels)
+
+
+def _sound(estimate: Estimate) -> Estimate:
+    """Without an interval where a draw of images has no number, as a class that is in none of them."""
+    if math.isnan(estimate.low) or math.isnan(estimate.high):
+        return Estimate(estimate.value, math.nan, math.nan)
+    return estimate
+
+
+def _named(own: Likelihood | None) -> str | None:
+    """A likelihood as settings hold it."""
+    return None if own is None else repr(own)
 
 
 def _check_idle(

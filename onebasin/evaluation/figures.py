@@ -56,8 +56,8 @@ def coverage_curve(means: Tensor, targets: Tensor, spread: Tensor) -> tuple[floa
     return tuple(float((apart <= level).double().mean()) for level in LEVELS)
 
 
-def reliability_panel(found: Reliability, title: str = "") -> Panel:
-    """Accuracy by confidence, with the diagonal of the calibrated."""
+def reliability_panel(found: Reliability, title: str = "", unit: str = "examples") -> Panel:
+    """Accuracy by confidence, with the diagonal of the calibrated; shares of "pixels" get no bars, see below."""
     parts = (part.tolist() for part in (found.confidence, found.accuracy, found.count))
     rows = [row for row in zip(*parts, strict=True) if row[2]]
     ends = [wilson(accuracy, count) for _, accuracy, count in rows]
@@ -65,27 +65,34 @@ def reliability_panel(found: Reliability, title: str = "") -> Panel:
         "",
         tuple(confidence for confidence, _, _ in rows),
         tuple(accuracy for _, accuracy, _ in rows),
-        tuple(low for low, _ in ends),
-        tuple(high for _, high in ends),
+        tuple(low for low, _ in ends) if unit == "examples" else (),
+        tuple(high for _, high in ends) if unit == "examples" else (),
     )
     confidence = Axis("confidence: largest probability", low=0.0, high=1.0)
     share = Axis("share of right answers", low=0.0, high=1.05)
     return Panel("points", title, confidence, share, (dots,), (Rule("calibrated", direction="diagonal"),))
 
 
-def reliability_figure(found: Reliability, error: float) -> Figure:
-    """Accuracy by confidence, and how many examples have which confidence."""
+def reliability_figure(found: Reliability, error: float, unit: str = "examples") -> Figure:
+    """Accuracy by confidence, and how many examples have which confidence.
+
+    Args:
+        found: the diagram.
+        error: the calibration error.
+        unit: what is counted; shares of "pixels" get no bars, for they are not independent.
+    """
     counts = Series("", tuple(found.edges.tolist()), tuple(map(float, found.count.tolist())))
+    bars = "; bars are 95 % intervals of each share (Wilson)" if unit == "examples" else ""
     caption = (
         f"Expected calibration error {error:.4f}. Below the diagonal the networks are too sure, above it not sure "
-        "enough; bars are 95 % intervals of each share (Wilson)."
+        f"enough{bars}."
     )
-    panel = reliability_panel(found)
+    panel = reliability_panel(found, unit=unit)
     return Figure(
         "reliability",
         "Are they as often right as they say?",
         caption,
-        (panel, Panel("histogram", "", panel.x, Axis("examples"), (counts,))),
+        (panel, Panel("histogram", "", panel.x, Axis(unit), (counts,))),
     )
 
 

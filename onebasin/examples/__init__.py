@@ -3,6 +3,7 @@
 Each is a factory that needs no arguments, so that ``onebasin discover onebasin.examples:relu_mlp --input 2x16`` works.
 """
 
+from onebasin.examples.pixels import UNet, shapes, unet
 from onebasin.examples.published import (
     PUBLISHED,
     Published,
@@ -30,6 +31,7 @@ __all__ = [
     "PUBLISHED",
     "Example",
     "Published",
+    "UNet",
     "cifar100_resnet18",
     "digits_mlp",
     "lstm_classifier",
@@ -41,6 +43,8 @@ __all__ = [
     "resnet20",
     "resnet20_frn_silu",
     "separable_cnn",
+    "shapes",
     "tiny_imagenet_resnet18",
     "transformer",
+    "unet",
 ]

@@ -110,7 +110,8 @@ def pair_of(data: Data, model: nn.Module | None = None) -> tuple[Inputs, Tensor]
         model: as in `inputs_of`; whole-number targets that were no tensors become int64.
 
     Raises:
-        InputError: there are no targets, no examples, not as many targets as inputs, or NaN among them.
+        InputError: there are no targets, no examples, not as many targets as inputs, or NaN among them. Only among
+            targets with pixels (examples, ..., height, width) NaN is allowed: it marks those that are not known.
     """
     _check_place(data, "data")
     if isinstance(data, tuple | list):
@@ -132,9 +133,11 @@ def pair_of(data: Data, model: nn.Module | None = None) -> tuple[Inputs, Tensor]
             )
         inputs, targets = _as_inputs(given, _dtype_of(model)), _targets(found, "the targets")
     check_targets(inputs, targets)
-    for leaf in [*tree_leaves(inputs), targets]:
+    for leaf in [*tree_leaves(inputs), *([targets] if targets.dim() < 3 else [])]:
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and bool(leaf.isnan().any()):
             raise InputError("expected finite data, found NaN or infinity: leave these examples out")
+    if targets.dim() >= 3 and targets.is_floating_point() and bool(targets.isnan().all()):
+        raise InputError("expected targets that are known, found nothing but NaN: check the targets")
     return inputs, targets
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from onebasin.errors import InputError
 from onebasin.functional.call import BATCH, Bound, batches
 from onebasin.functional.data import AnyInputs, pair_of
+from onebasin.functional.heads import LIKELIHOODS, Likelihood
 from onebasin.functional.output import OutputPart, select_output
 
 Loss = str | Callable[[Tensor, Tensor], Tensor]
@@ -200,8 +201,10 @@ def _checked(values: Tensor, examples: int) -> Tensor:
 KINDS = ("categorical", "bernoulli", "gaussian")
 
 
-def kind_of_targets(targets: Tensor, likelihood: str | None = None, noise: float | str | None = None) -> str:
-    """Return "categorical", "bernoulli" or "gaussian": how targets are to be read.
+def kind_of_targets(
+    targets: Tensor, likelihood: str | Likelihood | None = None, noise: float | str | None = None
+) -> str:
+    """Return "categorical", "bernoulli", "gaussian" or a word of `LIKELIHOODS`: how targets are to be read.
 
     What was said decides: `likelihood`, or `noise`, which only values have. Otherwise whole-number types are class
     numbers, and floats are values, if they look like values: floats that are all whole numbers, or of which there are
@@ -216,23 +219,25 @@ def kind_of_targets(targets: Tensor, likelihood: str | None = None, noise: float
 
     Args:
         targets: all of them, (examples, ...), of any type.
-        likelihood: one of `KINDS`; None decides by the targets.
+        likelihood: one of `KINDS`, a word of `LIKELIHOODS` or an object like theirs; None decides by the targets.
         noise: the standard deviation of targets, or "learned"; None where it is not given.
 
     Raises:
-        InputError: there are two readings, or `likelihood` is none of `KINDS`, or contradicts `noise`.
+        InputError: there are two readings, or `likelihood` is no such word, or contradicts `noise`.
     """
     if likelihood is not None:
-        if likelihood not in KINDS:
+        word = likelihood.name if isinstance(likelihood, Likelihood) else likelihood
+        if word == likelihood and word not in (*KINDS, *LIKELIHOODS):
             raise InputError(
-                f"expected a likelihood out of {', '.join(KINDS)}, found {likelihood!r}: write 'gaussian' for values"
+                f"expected a likelihood out of {', '.join((*KINDS, *LIKELIHOODS))}, found {likelihood!r}: write "
+                "'gaussian' for values"
             )
         if noise is not None and likelihood != "gaussian":
             raise InputError(
-                f"noise={noise!r} is the standard deviation of gaussian targets, found {likelihood} ones: leave noise "
-                'out, or choose likelihood="gaussian"'
+                f"noise={noise!r} is the standard deviation of gaussian targets, found {word} ones: leave noise out, "
+                'or choose likelihood="gaussian"'
             )
-        return likelihood
+        return word
     if not targets.is_floating_point():
         if noise is not None:
             raise InputError(

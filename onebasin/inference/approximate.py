@@ -34,6 +34,7 @@ def approximate(
     prior: Scale = 1.0,
     likelihood: str | LogLikelihood | None = None,
     noise: Noise = None,
+    ignore_index: int | None = None,
     log_density: LogDensity | None = None,
     start: Start = "fresh",
     seed: int = 0,
@@ -65,6 +66,7 @@ def approximate(
         prior: as in `sample`, like all others that follow.
         likelihood: as there.
         noise: as there.
+        ignore_index: as there.
         log_density: as there.
         start: as there.
         seed: as there.
@@ -82,7 +84,8 @@ def approximate(
     known = set(inspect.signature(approximate).parameters) - {"misplaced"}
     check_misplaced("approximate", misplaced, known, method)
     density = {
-        "prior": prior, "likelihood": likelihood, "noise": noise, "log_density": log_density, "piece": piece
+        "prior": prior, "likelihood": likelihood, "noise": noise, "ignore_index": ignore_index,
+        "log_density": log_density, "piece": piece,
     }  # fmt: skip
     job = job_of(
         model, data, method, output=output, density=density, chains=chains, seed=seed, start=start, compile=compile,

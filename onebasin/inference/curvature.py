@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map, tree_unflatten
 from torch.utils.hooks import RemovableHandle
 
 from onebasin.errors import InputError
-from onebasin.functional import batches
+from onebasin.functional import IGNORED, batches
 from onebasin.inference.likelihood import LogLikelihood, categorical, learned_gaussian
 from onebasin.inference.target import Outputs, ParameterLayout, Target
 from onebasin.posterior import Block, Covariance, Diagonal, Full, Kronecker
@@ -50,10 +50,14 @@ def output_roots(likelihood: LogLikelihood, outputs: Tensor, targets: Tensor) ->
     if likelihood is categorical and outputs.dim() == 2:
         chances = outputs.softmax(1)
         root = chances.sqrt()
-        return torch.diag_embed(root) - chances[:, :, None] * root[:, None, :]
+        every = torch.diag_embed(root) - chances[:, :, None] * root[:, None, :]
+        return torch.where((targets != IGNORED)[:, None, None], every, 0.0)
     if likelihood is learned_gaussian:
         log_std = outputs.chunk(2, dim=1)[1]
-        return torch.diag_embed(torch.cat([torch.exp(-log_std), torch.full_like(log_std, math.sqrt(2))], dim=1))
+        parts = torch.stack([torch.exp(-log_std), torch.full_like(log_std, math.sqrt(2))], dim=1)
+        if targets.dim() > 2:  # of pixels some may be missing
+            parts = torch.where(targets.isnan().reshape(log_std.shape)[:, None], 0.0, parts)
+        return torch.diag_embed(parts.flatten(1))
 
     def negative(output: Tensor, target: Tensor) -> Tensor:
         return -likelihood(output[None], target[None])[0]

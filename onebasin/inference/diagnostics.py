@@ -478,10 +478,10 @@ def diagnose(
         show("functions")
         model = select_output(model, output)
         values = predictions(model, population, inputs_of(inputs, model))
-        chosen, reason = _compared_as(population, quantity, classes=values.dim() > 2 and values.shape[-1] > 1)
+        chosen, reason = _compared_as(population, quantity, classes=values.dim() > 2 and values.shape[2] > 1)
         reasons.append(reason)
         if chosen == "probabilities":
-            values = values.softmax(-1)
+            values = values.softmax(2 if values.dim() > 2 else -1)
         functions, traces = mixing(values[rows]), _traces(values[rows])
     each = {name: mixing_of(name) for name in real}
     varying = {name: one for name, one in each.items() if one.quantities}
@@ -561,7 +561,8 @@ def _largest(values: Tensor) -> float:
 def _compared_as(population: Population, wanted: str | None, *, classes: bool) -> tuple[str, str]:
     """What functions are compared as, and a sentence about it; `classes`: whether outputs may be those of classes."""
     likelihood = population.provenance.get("likelihood")
-    quantity = wanted or ("probabilities" if likelihood == "categorical" else "values")
+    of_classes = likelihood in ("categorical", "focal", "label_smoothing")
+    quantity = wanted or ("probabilities" if of_classes else "values")
     if quantity == "probabilities":
         return quantity, "Functions were compared as probabilities: a softmax of what the model returns."
     unsure = classes and not wanted and not likelihood

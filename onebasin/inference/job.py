@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import warnings
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from typing import Any, cast, get_type_hints
@@ -18,11 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from onebasin.errors import InputError, check_options
-from onebasin.functional import Data, OutputPart, pair_of, select_output
+from onebasin.errors import InputError, LikelihoodWarning, check_options
+from onebasin.functional import Data, Likelihood, OutputPart, pair_of, select_output
 from onebasin.inference.compile import has_compiler
 from onebasin.inference.kernel import ChainPlan, Method, check_counts, check_kind
-from onebasin.inference.methods import METHODS
+from onebasin.inference.methods import METHODS, Ensemble
 from onebasin.inference.start import Start, fresh, unreset
 from onebasin.inference.target import Target, target_of
 from onebasin.population import Population
@@ -208,10 +209,28 @@ def job_of(
         ),
     )
     target = job.target()
+    _warn_of_loss(target, job.method)
     plan = job.plan(target)
     wanted = plan.total_gradients >= _WORTH_COMPILING if compile is None else compile
     likelihood = getattr(target.likelihood, "__name__", "")
     return replace(job, compile=wanted and has_compiler(), likelihood=likelihood, thin=plan.thin)
+
+
+def _warn_of_loss(target: Target, method: Method) -> None:
+    """Say that draws follow no posterior where the likelihood is a loss, unless networks are only trained.
+
+    Warns:
+        LikelihoodWarning: it is.
+    """
+    loss = target.likelihood
+    if isinstance(loss, Likelihood) and not loss.is_density and not isinstance(method, Ensemble):
+        warnings.warn(
+            f"{loss.name!r} is a loss and no density of targets: {method.name} draws from exp(-loss) times the prior, "
+            "a generalised posterior whose width nothing calibrates; train with Ensemble, or choose a likelihood that "
+            "is a density, as print(onebasin.functional.likelihood_table()) lists them",
+            LikelihoodWarning,
+            stacklevel=4,
+        )
 
 
 def method_of(method: str | Method) -> Method:
@@ -267,6 +286,8 @@ def _as_json(value: Any) -> Any:
         return [[str(name), _as_json(entry)] for name, entry in value.items()]  # in this order: later patterns win
     if isinstance(value, tuple | list):
         return [_as_json(entry) for entry in value]
+    if isinstance(value, Likelihood):
+        return repr(value)
     if callable(value):
         return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__name__)}"
     return value if isinstance(value, str | int | float | bool | None) else repr(value)

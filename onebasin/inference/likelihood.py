@@ -1,7 +1,9 @@
 """Likelihoods: the log probability of each target given the model's outputs.
 
 Outputs and targets have the examples on their first axis. A Gaussian with learned noise reads twice as many columns
-as there are targets: first the means, then the logarithms of the standard deviations.
+as there are targets: first the means, then the logarithms of the standard deviations. Of targets with pixels (three
+axes or more) some may be missing: NaN among values, `IGNORED` among class numbers. They count nothing, and give no
+gradient. Other distributions, and losses, are in `onebasin.functional.heads`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onebasin.errors import InputError
+from onebasin.functional import IGNORED, LIKELIHOODS, Likelihood, check_classes_fit
 
 LogLikelihood = Callable[[Tensor, Tensor], Tensor]  # (outputs (n, ...), targets (n, ...)) -> (n,)
 Noise = float | str | None
@@ -21,7 +24,7 @@ _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
 def categorical(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Log softmax(outputs)[target]; classes on axis 1, further axes (pixels, tokens) are summed."""
+    """Log softmax(outputs)[target]; classes on axis 1, further axes (pixels, tokens) are summed; 0 for `IGNORED`."""
     return (
         -F.cross_entropy(outputs, targets, reduction="none").flatten(1).sum(1)
         if outputs.dim() > 2
@@ -30,13 +33,14 @@ def categorical(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def bernoulli(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Log probability of targets 0 or 1 under logits; both (n,) or (n, k)."""
+    """Log probability of targets 0 or 1 under logits; both (n,) or (n, k), or with pixels."""
     logits = outputs.reshape(targets.shape)
-    return (
-        -F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none")
-        .reshape(len(targets), -1)
-        .sum(1)
-    )
+    known = None
+    if targets.dim() > 2:
+        known = ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
+        targets = torch.where(known, targets, 0)
+    each = -F.binary_cross_entropy_with_logits(logits, targets.to(logits.dtype), reduction="none")
+    return _summed(each, known)
 
 
 def gaussian(noise: float) -> LogLikelihood:
@@ -44,18 +48,35 @@ def gaussian(noise: float) -> LogLikelihood:
     constant = math.log(noise) + _HALF_LOG_TWO_PI
 
     def log_likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
-        residual = (targets - outputs.reshape(targets.shape)) / noise
-        return (-0.5 * residual.square() - constant).reshape(len(targets), -1).sum(1)
+        goals, known = _known(targets)
+        residual = (goals - outputs.reshape(targets.shape)) / noise
+        return _summed(-0.5 * residual.square() - constant, known)
 
     log_likelihood.__name__ = "gaussian"
     return log_likelihood
 
 
 def learned_gaussian(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Log N(target; mean, exp(s)^2) where outputs (n, 2 k) are k means, then k values s."""
+    """Log N(target; mean, exp(s)^2) where outputs (n, 2 k, ...) are k means, then k values s."""
     mean, log_std = outputs.chunk(2, dim=1)
-    residual = (targets.reshape(mean.shape) - mean) * torch.exp(-log_std)
-    return (-0.5 * residual.square() - log_std - _HALF_LOG_TWO_PI).sum(1)
+    goals, known = _known(targets)
+    residual = (goals.reshape(mean.shape) - mean) * torch.exp(-log_std)
+    each = -0.5 * residual.square() - log_std - _HALF_LOG_TWO_PI
+    return _summed(each, None if known is None else known.reshape(mean.shape))
+
+
+def _known(targets: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Targets with 0 in the place of missing ones, and where they are not missing; None where none can be."""
+    if targets.dim() < 3:
+        return targets, None
+    known = ~targets.isnan()
+    return torch.where(known, targets, 0.0), known
+
+
+def _summed(each: Tensor, known: Tensor | None) -> Tensor:
+    """The sum over the entries of an example, of those that are known."""
+    counted = each if known is None else torch.where(known, each, 0.0)
+    return counted.reshape(len(each), -1).sum(1)
 
 
 class LearnedNoise(nn.Module):
@@ -81,16 +102,20 @@ def choose(kind: str | LogLikelihood, noise: Noise, outputs: Tensor, targets: Te
     """The likelihood for these outputs and targets.
 
     Args:
-        kind: what `onebasin.predict.targets.kind_of_targets` says of all targets, or a function (outputs, targets) ->
-            (n,).
+        kind: what `onebasin.functional.kind_of_targets` says of all targets, or a function (outputs, targets) -> (n,).
         noise: for gaussian: the standard deviation, or "learned" where the model gives it.
         outputs: what the model gives for some examples.
         targets: the targets of these examples.
     """
+    if isinstance(kind, str) and kind in LIKELIHOODS:
+        kind = LIKELIHOODS[kind]
+    if isinstance(kind, Likelihood):
+        kind.check(outputs, targets)
+        return kind
     if callable(kind):
         return _checked(kind, outputs, targets)
     if kind == "categorical":
-        _check_classes(outputs, targets)
+        check_classes_fit(outputs, targets)
         return categorical
     if kind == "bernoulli":
         _check_same(outputs, targets, 1)
@@ -124,7 +149,8 @@ def _columns(tensor: Tensor) -> int:
 
 
 def _check_same(outputs: Tensor, targets: Tensor, times: int) -> None:
-    same = _core(outputs) == _core(targets) if times == 1 else outputs.dim() == 2 and targets.dim() <= 2
+    one = outputs[:, : outputs.shape[1] // times] if times > 1 and outputs.dim() > 1 else outputs
+    same = _core(one) == _core(targets)
     if len(outputs) != len(targets) or _columns(outputs) != times * _columns(targets) or not same:
         wanted = f"{times * _columns(targets)} values per example"
         raise InputError(
@@ -133,25 +159,12 @@ def _check_same(outputs: Tensor, targets: Tensor, times: int) -> None:
         )
 
 
-def _check_classes(outputs: Tensor, targets: Tensor) -> None:
-    expected = (outputs.shape[0], *outputs.shape[2:])
-    if outputs.dim() < 2 or targets.is_floating_point() or tuple(targets.shape) != expected:
-        raise InputError(
-            f"expected outputs (examples, classes, ...) and class numbers {expected}, found outputs "
-            f"{tuple(outputs.shape)} and {targets.dtype} targets {tuple(targets.shape)}: give whole-number targets "
-            '(targets.long()) in this shape, or choose likelihood="gaussian" or "bernoulli"'
-        )
-    if outputs.shape[1] < 2:
-        raise InputError(
-            f"expected at least 2 classes on axis 1 of the outputs, found outputs {tuple(outputs.shape)} for "
-            f'{targets.dtype} targets, which are class numbers unless the likelihood is named: choose "bernoulli" for '
-            '0 and 1 with one logit, "gaussian" with noise= for values'
-        )
-
-
 def check_shares(targets: Tensor) -> None:
     """Refuse bernoulli targets outside of 0 ... 1."""
-    low, high = float(targets.min()), float(targets.max())
+    missing = (
+        targets.isnan() | (targets == IGNORED) if targets.dim() > 2 else torch.zeros_like(targets, dtype=torch.bool)
+    )
+    low, high = float(targets[~missing].min()), float(targets[~missing].max())
     if low < 0 or high > 1:
         raise InputError(f"expected bernoulli targets from 0 to 1, found {low:g} to {high:g}: give 0 or 1")
 

@@ -48,6 +48,7 @@ def sample(
     prior: Scale = 1.0,
     likelihood: str | LogLikelihood | None = None,
     noise: Noise = None,
+    ignore_index: int | None = None,
     log_density: LogDensity | None = None,
     start: Start = "fresh",
     seed: int = 0,
@@ -84,9 +85,13 @@ def sample(
             or a number.
         chains: independent chains, trainings or fits that are pooled; that of each draw is in `population.chain`.
         prior: standard deviation of the Gaussian prior; a dict of them by tensor name or pattern; None for a flat one.
-        likelihood: "categorical", "bernoulli", "gaussian" or a function (outputs, targets) -> (examples,); None for
-            what the targets suggest.
+        likelihood: "categorical", "bernoulli", "gaussian", "laplace", "student_t", "mixture", a loss that is none
+            ("focal", "label_smoothing", "evidential_classes", "evidential_values", "beta_nll"; `onebasin.LIKELIHOODS`
+            says which is what, and holds objects with options) or a function (outputs, targets) -> (examples,); None
+            for what the targets suggest.
         noise: standard deviation of gaussian targets, or "learned".
+        ignore_index: a class number whose targets do not count, such as 255 for pixels without a label. Of values with
+            pixels, targets (examples, ..., height, width), those that are NaN do not count.
         log_density: a function of one network's parameters that replaces prior and likelihood; then there are no data.
         start: "fresh" networks, the "model" itself, or a Population whose member c mod n is the start of chain c.
         seed: all random numbers derive from it. The same seed gives the same draws, whatever `workers` and `chunk` are.
@@ -110,7 +115,8 @@ def sample(
     """
     check_misplaced("sample", misplaced, set(inspect.signature(sample).parameters) - {"misplaced"}, method)
     density = {
-        "prior": prior, "likelihood": likelihood, "noise": noise, "log_density": log_density, "piece": piece
+        "prior": prior, "likelihood": likelihood, "noise": noise, "ignore_index": ignore_index,
+        "log_density": log_density, "piece": piece,
     }  # fmt: skip
     job = job_of(
         model, data, method, output=output, density=density, chains=chains, seed=seed, start=start, compile=compile,

@@ -31,9 +31,12 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from onebasin.errors import InputError, PrecisionWarning, SpecError, first_line
 from onebasin.functional import (
+    IGNORED,
     Bound,
+    ClassLoss,
     Data,
     Inputs,
+    Likelihood,
     attributes_kept,
     batches,
     call_arguments,
@@ -46,6 +49,7 @@ from onebasin.functional import (
     one_tensor,
     pair_of,
     warn_loop,
+    without,
 )
 from onebasin.inference.augment import MiniBatch
 from onebasin.inference.compile import CLOSE, CLOSE_IN_BF16, Function, compiled
@@ -619,6 +623,7 @@ def target_of(
     prior: Scale = 1.0,
     likelihood: str | LogLikelihood | None = None,
     noise: Noise = None,
+    ignore_index: int | None = None,
     log_density: LogDensity | None = None,
     compile: bool = False,
     piece: int = PIECE,
@@ -649,9 +654,10 @@ def target_of(
 
         return Target(layout, gaussian, alone, [], None, 0, buffers, compile, piece)
 
-    data = pair_of(data, model)
+    inputs, goals = pair_of(data, model)
+    data = inputs, without(goals, ignore_index)
     call, targets = _checked(layout, data)
-    chosen = _likelihood(model, data, targets, likelihood, noise)
+    chosen = _likelihood(model, data, targets, likelihood, noise, ignored=ignore_index is not None)
     leaves, structure = tree_flatten((call, targets))
     if not all(isinstance(leaf, Tensor) and leaf.dim() for leaf in leaves):
         raise InputError(
@@ -690,7 +696,8 @@ def _checked(layout: ParameterLayout, data: tuple[Inputs, Tensor]) -> tuple[Any,
     """Inputs as arguments and targets, on the model's device and in its working dtype."""
     inputs, targets = data
     call = moved(call_arguments(inputs), layout.device, layout.dtype)
-    for leaf in [*tree_flatten(call)[0], targets]:
+    known = targets.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf) if targets.dim() >= 3 else targets
+    for leaf in [*tree_flatten(call)[0], known]:  # of pixels NaN marks targets that are missing
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             raise InputError("expected finite data, found NaN or infinity: leave these examples out")
     kind = layout.dtype if targets.is_floating_point() else torch.int64
@@ -698,9 +705,18 @@ def _checked(layout: ParameterLayout, data: tuple[Inputs, Tensor]) -> tuple[Any,
 
 
 def _likelihood(
-    model: nn.Module, data: tuple[Inputs, Tensor], targets: Tensor, kind: str | LogLikelihood | None, noise: Noise
+    model: nn.Module,
+    data: tuple[Inputs, Tensor],
+    targets: Tensor,
+    kind: str | LogLikelihood | None,
+    noise: Noise,
+    *,
+    ignored: bool,
 ) -> LogLikelihood:
-    """Choose the likelihood by what the model gives for a few examples; refuse a model without a definite answer."""
+    """Choose the likelihood by what the model gives for a few examples; refuse a model without a definite answer.
+
+    With `ignored`, class numbers `IGNORED` do not count.
+    """
     rows, call = next(batches(data[0], 8))
     bound = Bound(model, state_of(model))
     outputs = bound(call)
@@ -717,13 +733,14 @@ def _likelihood(
                 f"expected batch norm with running statistics, found {name!r} without: its outputs depend on who else "
                 "is in the batch, so that weights alone have no density; use track_running_stats=True"
             )
-    if not callable(kind):
-        kind = kind_of_targets(targets, kind, noise)
-        if kind == "categorical":
+    if not callable(kind) or isinstance(kind, Likelihood):
+        word = kind_of_targets(targets, kind, noise)
+        kind = kind if isinstance(kind, Likelihood) else word
+        if word == "categorical":
             check_one_hot(targets, outputs)
     chosen = choose(kind, noise, outputs, targets[rows].to(outputs.device))
-    if chosen is categorical:
-        check_class_numbers(targets, outputs.shape[1])
+    if chosen is categorical or isinstance(chosen, ClassLoss):
+        check_class_numbers(targets[targets != IGNORED] if ignored else targets, outputs.shape[1])
     elif chosen is bernoulli:
         check_shares(targets)
     return chosen

@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor
 
-from onebasin.metrics.bootstrap import Counts, Interval, gaps_of, interval, resampled, takes_weights
+from onebasin.metrics.bootstrap import Counts, Interval, absolute, gaps_of, interval, resampled, takes_weights
 from onebasin.metrics.calibration import COLDEST, Reliability, ace, best_temperature, ece, mce, reliability, tempered
 from onebasin.metrics.chains import configurational_temperature, ebfmi, ess, kinetic_temperature, mcse, rhat
 from onebasin.metrics.concordance import kendall_tau, pearson, ranks, spearman
@@ -21,6 +21,14 @@ from onebasin.metrics.conformal import (
     conformal_rank,
     conformal_threshold,
     interval_excess,
+)
+from onebasin.metrics.depth import (
+    absolute_relative_error,
+    depth_errors,
+    depth_sums,
+    silog,
+    squared_relative_error,
+    threshold_accuracy,
 )
 from onebasin.metrics.detection import (
     aupr,
@@ -62,6 +70,17 @@ from onebasin.metrics.pairs import (
     pairwise_mutual_information,
     unit_of,
 )
+from onebasin.metrics.pixels import (
+    areas,
+    bin_sums,
+    image_gaps,
+    iou,
+    iou_of,
+    mean_iou,
+    pixel_reliability,
+    score_counts,
+    separation_of,
+)
 from onebasin.metrics.probabilities import as_class_numbers, weighted_mean
 from onebasin.metrics.regression import (
     central_interval,
@@ -70,6 +89,7 @@ from onebasin.metrics.regression import (
     gaussian_nll,
     interval_score,
     log_density,
+    mixture_quantile,
     quantile_calibration_error,
     rmse,
     width,
@@ -113,11 +133,14 @@ __all__ = [
     "Reliability",
     "Scaling",
     "Within",
+    "absolute",
+    "absolute_relative_error",
     "abstention",
     "accuracy",
     "ace",
     "add_absolutes",
     "agreement",
+    "areas",
     "as_class_numbers",
     "augrc",
     "aupr",
@@ -126,6 +149,7 @@ __all__ = [
     "ause",
     "bandwidths",
     "best_temperature",
+    "bin_sums",
     "brier",
     "central_interval",
     "class_scores",
@@ -136,6 +160,8 @@ __all__ = [
     "coverage",
     "coverage_at_risk",
     "cumulative_probability",
+    "depth_errors",
+    "depth_sums",
     "disagreement",
     "ebfmi",
     "ece",
@@ -149,9 +175,12 @@ __all__ = [
     "fpr95",
     "gaps_of",
     "gaussian_nll",
+    "image_gaps",
     "interval",
     "interval_excess",
     "interval_score",
+    "iou",
+    "iou_of",
     "kendall_tau",
     "kernel_matrix",
     "kinetic_temperature",
@@ -159,8 +188,10 @@ __all__ = [
     "max_logit",
     "mce",
     "mcse",
+    "mean_iou",
     "metric_of",
     "mirrored",
+    "mixture_quantile",
     "mmd",
     "mmd_interval",
     "mmd_test",
@@ -172,6 +203,7 @@ __all__ = [
     "pearson",
     "percentiles",
     "permutation_p",
+    "pixel_reliability",
     "predictive_entropy",
     "quantile_calibration_error",
     "random_counts",
@@ -184,12 +216,17 @@ __all__ = [
     "rmse",
     "rounding",
     "scaled_nll",
+    "score_counts",
     "separation",
+    "separation_of",
     "side_statistics",
+    "silog",
     "smooth_ece",
     "spearman",
+    "squared_relative_error",
     "takes_weights",
     "tempered",
+    "threshold_accuracy",
     "total_variation",
     "unbiased",
     "unit_of",

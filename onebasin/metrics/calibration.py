@@ -211,10 +211,18 @@ def top(probabilities: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 def _equal_width(probabilities: Tensor, bins: int) -> Tensor:
     """The bin of each example's confidence, int64 (examples,)."""
+    return bins_of(probabilities.detach().amax(1), bins)
+
+
+def bins_of(confidence: Tensor, bins: int) -> Tensor:
+    """The bin of `ece` of each confidence, int64 of the same shape.
+
+    >>> bins_of(torch.tensor([0.1, 0.5, 0.6]), 2)
+    tensor([0, 0, 1])
+    """
     _check_bins(bins)
-    confidence = probabilities.detach().amax(1)
     borders = torch.arange(1, bins, dtype=torch.float64, device=confidence.device) / bins
-    return torch.searchsorted(borders.to(confidence.dtype).double(), confidence.double())
+    return torch.searchsorted(borders.to(confidence.dtype).double(), confidence.double().contiguous())
 
 
 def _equal_mass(predicted: Tensor, outcome: Tensor, weights: Tensor, bins: int) -> Gaps:

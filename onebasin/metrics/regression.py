@@ -10,7 +10,7 @@ as in `onebasin.metrics.probabilities`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -233,18 +233,42 @@ def quantile_calibration_error(
 
 
 def _quantile(mean: Tensor, std: Tensor, share: float) -> Tensor:
-    """The quantile of each mixture of columns (members, entries), by Newton's method inside a bracket.
+    """The quantile of each mixture of columns (members, entries).
 
     The quantile of a mixture lies between the smallest and the largest one of its members.
     """
     quantile = mean + std * torch.special.ndtri(torch.tensor(share, dtype=torch.float64))
-    low, high = quantile.amin(0), quantile.amax(0)
-    enough = _CLOSE * (torch.maximum(low.abs(), high.abs()) + std.amin(0))
+
+    def chance(at: Tensor) -> tuple[Tensor, Tensor]:
+        offset = (at - mean) / std
+        density = (torch.exp(-0.5 * offset.square() - _HALF_LOG_TWO_PI) / std).mean(0)
+        return torch.special.ndtr(offset).mean(0), density
+
+    return mixture_quantile(chance, quantile.amin(0), quantile.amax(0), std.amin(0), share)
+
+
+def mixture_quantile(
+    chance: Callable[[Tensor], tuple[Tensor, Tensor]], low: Tensor, high: Tensor, size: Tensor, share: float
+) -> Tensor:
+    """Where a cumulative probability reaches `share`, by Newton's method inside a bracket; entries one by one.
+
+    >>> def chance(at):
+    ...     return at.clamp(0, 1), torch.ones_like(at)  # uniform on [0, 1]
+    >>> mixture_quantile(chance, torch.tensor([-1.0]), torch.tensor([4.0]), torch.tensor([1.0]), 0.25)
+    tensor([0.2500])
+
+    Args:
+        chance: points (entries,) -> cumulative probability and density there.
+        low: no more than the quantile (entries,).
+        high: no less than the quantile (entries,).
+        size: a typical length (entries,); the result is exact to rounding of it.
+        share: probability below the quantile.
+    """
+    enough = _CLOSE * (torch.maximum(low.abs(), high.abs()) + size)
     at: Tensor = (low + high) / 2
     for _ in range(_STEPS):
-        offset = (at - mean) / std
-        excess = torch.special.ndtr(offset).mean(0) - share
-        density = (torch.exp(-0.5 * offset.square() - _HALF_LOG_TWO_PI) / std).mean(0)
+        below, density = chance(at)
+        excess = below - share
         low, high = torch.where(excess < 0, at, low), torch.where(excess > 0, at, high)
         step = at - excess / density
         inside = (step > low) & (step < high)

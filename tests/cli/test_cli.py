@@ -104,11 +104,11 @@ def test_the_words_of_options_are_those_of_the_library() -> None:
     assert words.FORM == alignment.FORM
     assert tuple(kind for kind in symmetry.KINDS if kind != "value") == words.COMPANIONS
     assert tuple(evaluation.PRESETS) == words.PRESETS
-    assert words.LIKELIHOODS == functional.KINDS
+    assert (*functional.KINDS, *functional.LIKELIHOODS) == words.LIKELIHOODS
     assert words.CALIBRATIONS == evaluation.CALIBRATIONS
     assert words.CALIBRATED == evaluation.CALIBRATED
     assert tuple(data.CORRUPTIONS) == words.CORRUPTIONS
-    assert set(words.CLASS_LIKELIHOODS) == set(words.LIKELIHOODS) - {"gaussian"}
+    assert set(words.CLASS_LIKELIHOODS) == set(functional.KINDS) - {"gaussian"}
     assert words.FAMILIES == posterior.FAMILIES
     assert words.CRITERIA == posterior.CRITERIA
     assert words.SCOPES == posterior.SCOPES

@@ -122,7 +122,7 @@ def test_the_record_holds_what_the_library_finds(run: Run, folder: Path) -> None
     assert {key: record[key] for key in found.to_dict()} == plain(**found.to_dict())
     assert record["given"] == {
         "model": "model.py:net", "population": "networks", "data": "test.npz", "outside": "ood.npz",
-        "reference": "posterior.safetensors", "statistics": None,
+        "reference": "posterior.safetensors", "statistics": None, "ood_mask": None,
     }  # fmt: skip
     assert out.rstrip() == f"{found}\n\nout/record.json"
 

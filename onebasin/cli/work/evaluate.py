@@ -13,14 +13,14 @@ from onebasin.cli.options import check_output
 from onebasin.cli.progress import progress_bar
 from onebasin.cli.records import as_json as text_of_values
 from onebasin.cli.records import record_of
-from onebasin.data import CORRUPTIONS, SEVERITIES, shifts
+from onebasin.data import CORRUPTIONS, SEVERITIES, read_arrays, shifts
 from onebasin.errors import InputError
 from onebasin.evaluation import evaluate as assess
-from onebasin.functional import kind_of_targets
+from onebasin.functional import IGNORED, kind_of_targets, without
 from onebasin.posterior import Posterior
 from onebasin.reporting import write_record
 
-_GIVEN = ("likelihood", "noise", "draws", "linearised", "n_resamples", "confidence_level", "bins")
+_GIVEN = ("likelihood", "noise", "ignore_index", "draws", "linearised", "n_resamples", "confidence_level", "bins")
 
 
 def evaluate(
@@ -53,9 +53,13 @@ def evaluate(
     if ood is not None:
         far = examples.read(ood, limit=limit, targets=False, sources=options["sources"]).inputs
     given |= _shifts(options, pair[0], seed)
+    if options["ood_mask"] is not None:
+        given["ood_mask"] = _mask(options["ood_mask"])
     kind = kind_of_targets(pair[1], given.get("likelihood"), given.get("noise"))
+    goals = without(pair[1], given.get("ignore_index"))
     first = networks.mean if isinstance(networks, Posterior) else networks.member(0)
-    examples.check_fit(network, first, *pair, loss="cross-entropy" if kind == "categorical" else "")
+    checked = kind == "categorical" and not bool((goals == IGNORED).any())
+    examples.check_fit(network, first, *pair, loss="cross-entropy" if checked else "")
     for inputs in (far, given.get("statistics")):
         if inputs is not None:
             examples.check_fit(network, first, inputs)
@@ -74,6 +78,7 @@ def evaluate(
     facts = {"model": model, "population": population, "data": data, "outside": ood, "reference": reference}
     facts["statistics"] = options["statistics"]
     facts |= {"shift": " ".join(options["shift"])} if options["shift"] else {}
+    facts["ood_mask"] = options["ood_mask"]
     given_text = {name: None if value is None else str(value) for name, value in facts.items()}
     values = {"given": given_text, **evaluation.to_dict()}
     if output is not None:
@@ -120,6 +125,14 @@ def _two(text: str, between: str, kind: Callable[[str], Any], option: str, examp
     except ValueError as error:
         raise InputError(f"expected two numbers in {option}, as {example}, found {text!r}") from error
     return first, second
+
+
+def _mask(path: Path) -> Tensor:
+    """The array called mask of a file."""
+    found = read_arrays(path, ("mask",).__contains__)
+    if "mask" not in found:
+        raise InputError(f"expected an array called mask in {path}, found none: save it as numpy.savez(path, mask=...)")
+    return found["mask"].bool()
 
 
 def _noise(text: str) -> float | str:

@@ -20,7 +20,18 @@ from onebasin.cli.progress import progress_bar
 from onebasin.cli.records import command_line, record_of
 from onebasin.cli.tables import short
 from onebasin.errors import InputError, OnebasinError, check_options
-from onebasin.functional import Inputs, global_seed, kind_of_targets, predictions
+from onebasin.functional import (
+    IGNORED,
+    ClassLoss,
+    Head,
+    Inputs,
+    Likelihood,
+    channels_of,
+    global_seed,
+    kind_of_targets,
+    predictions,
+    without,
+)
 from onebasin.inference import (
     HMC,
     MCLMC,
@@ -119,21 +130,30 @@ def fit_sentence(
     kind = kind_of_targets(data[1], likelihood, noise)
     density = choose(kind, noise, outputs[0], goals)
     each = torch.stack([density(one, goals).double() for one in outputs])  # (members, examples)
-    pooled = float((each.logsumexp(0) - math.log(members)).mean())
+    pooled = f"mean log density {short(float((each.logsumexp(0) - math.log(members)).mean()))}"
+    if isinstance(density, Likelihood) and not density.is_density:
+        pooled = f"mean loss {short(-float(each.mean()))}"
     right = _rightness(outputs, goals, density)
-    return f"{right}, mean log density {short(pooled)}, on {len(goals):,} training examples"
+    return f"{right}, {pooled}, on {len(goals):,} training examples"
 
 
 def _rightness(outputs: Tensor, targets: Tensor, density: Any) -> str:
     """Accuracy or RMSE of the mean prediction of outputs (members, examples, ...)."""
-    if density is categorical:
-        return _accuracy(outputs.softmax(2).mean(0).argmax(1) == targets)
+    known = ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
+    if density is categorical or isinstance(density, ClassLoss):
+        logits = density.logits(outputs, 2) if isinstance(density, ClassLoss) else outputs
+        return _accuracy((logits.softmax(2).mean(0).argmax(1) == targets)[known])
     if density is bernoulli:
-        return _accuracy((outputs.sigmoid().mean(0) > 0.5).reshape(targets.shape) == (targets > 0.5))
-    mean = outputs.mean(0)
-    if density is learned_gaussian:
-        mean = mean.chunk(2, dim=1)[0]
-    return f"RMSE {short(float((mean.reshape(targets.shape) - targets).double().square().mean().sqrt()))}"
+        return _accuracy(((outputs.sigmoid().mean(0) > 0.5).reshape(targets.shape) == (targets > 0.5))[known])
+    if isinstance(density, Head):
+        means = [density.mean(density.parameters(one, channels_of(one, targets))) for one in outputs]
+        mean = torch.stack(means).mean(0)
+    else:
+        mean = outputs.mean(0)
+        if density is learned_gaussian:
+            mean = mean.chunk(2, dim=1)[0]
+    errors = (mean.reshape(targets.shape) - targets)[known]
+    return f"RMSE {short(float(errors.double().square().mean().sqrt()))}"
 
 
 def _accuracy(right: Tensor) -> str:
@@ -242,7 +262,7 @@ def _word(value: Any) -> str:
 
 
 _WITH_FLAGS = {"model", "data", "method", "path", "progress"}  # of `sample`, and what else has an option of its own
-_WITH_FLAGS |= {"chains", "seed", "prior", "noise", "likelihood", "chunk", "workers", "executor"}
+_WITH_FLAGS |= {"chains", "seed", "prior", "noise", "likelihood", "ignore_index", "chunk", "workers", "executor"}
 _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
@@ -261,7 +281,8 @@ def sample(
         network = load(model).model
     pair = examples.read_pair(data, limit, sources)
     kind = kind_of_targets(pair[1], keywords.get("likelihood"), keywords.get("noise"))
-    examples.check_fit(network, as_state(network), *pair, loss="cross-entropy" if kind == "categorical" else "")
+    checked = kind == "categorical" and keywords.get("ignore_index") is None
+    examples.check_fit(network, as_state(network), *pair, loss="cross-entropy" if checked else "")
     if force:
         remove_before(output, is_run(output), "a run of sample")
     try:
@@ -278,7 +299,8 @@ def sample(
         click.echo(f"\n{text}\n")
     # Only draws that follow each other may have failed to mix.
     mixed = mixing_sentence(network, draws, pair[0]) if isinstance(own, HMC | SGHMC | MCLMC) else ""
-    fit = fit_sentence(network, draws, pair, keywords.get("likelihood"), keywords.get("noise"))
+    shown = pair[0], without(pair[1], keywords.get("ignore_index"))
+    fit = fit_sentence(network, draws, shown, keywords.get("likelihood"), keywords.get("noise"))
     click.echo("\n".join(filter(None, (mixed, fit))))
     values = {"draws": len(draws), "chains": chains, "method": own.name, "diagnostics": _means(diagnostics)}
     told = [f"{made}.", *(f"{sentence}." for sentence in (fit, mixed) if sentence), *diagnostics.get("notes", [])]
