@@ -774,9 +774,9 @@ def evaluate(
         linearised=linearised,
     )
     notes: dict[str, None] = {}
-    for each, own in ((networks, options), (reference, replace(options, linearised=False))):
+    for each, passes in ((networks, options), (reference, replace(options, linearised=False))):
         if isinstance(each, Posterior):
-            notes |= dict.fromkeys(stale_statistics(model, each, inputs, own)[1])
+            notes |= dict.fromkeys(stale_statistics(model, each, inputs, passes)[1])
     if notes:
         options = replace(options, statistics=False)  # the warning has been given
     resampling = Resampling(n_resamples, confidence_level, seed)

@@ -10,16 +10,9 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
-TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, *TRANSPOSED)
-
-
-def units(layer: nn.Module) -> tuple[int, int]:
-    """Numbers of inputs and outputs of a linear layer (features) or of a convolution (channels)."""
-    if isinstance(layer, nn.Linear):
-        return layer.in_features, layer.out_features
-    return cast(int, layer.in_channels), cast(int, layer.out_channels)
+from onebasin.inference.layers import columns, rows
 
 
 def scaled_weights(
@@ -40,16 +33,11 @@ def scaled_weights(
     tensor([[[1., 0.],
              [3., 0.]]])
     """
-    groups = int(getattr(layer, "groups", 1))
-    by_row, by_column = (inputs, outputs) if isinstance(layer, TRANSPOSED) else (outputs, inputs)
-    result, kernel = weight[None], (1,) * (weight.dim() - 2)
-    if by_column is not None:
-        # A row belongs to one group, and its columns are the channels of that group.
-        of_group = by_column.to(weight).reshape(len(by_column), groups, -1)
-        of_row = of_group.repeat_interleave(weight.shape[0] // groups, dim=1)
-        result = result * of_row.reshape(*of_row.shape, *kernel)
-    if by_row is not None:
-        result = result * by_row.to(weight).reshape(*by_row.shape, 1, *kernel)
+    result = weight[None]
+    if outputs is not None:
+        result = result * vmap(lambda factor: rows(layer, factor))(outputs.to(weight))
+    if inputs is not None:
+        result = result * vmap(lambda factor: cast(Tensor, columns(layer, factor)))(inputs.to(weight))
     return result
 
 

@@ -31,15 +31,8 @@ from torch import Tensor, nn
 
 from onebasin.errors import InputError, SpecError
 from onebasin.functional import statistics_in
-from onebasin.inference.member_weights import (
-    TRANSPOSED,
-    WEIGHTED,
-    block_diagonal,
-    member_rows,
-    scaled_weights,
-    slot_sums,
-    units,
-)
+from onebasin.inference.layers import WEIGHTED, input_units, output_units
+from onebasin.inference.member_weights import block_diagonal, member_rows, scaled_weights, slot_sums
 from onebasin.inference.seeds import generator
 from onebasin.population import Population
 from onebasin.posterior import Diagonal, FlatLayout, Gaussian, Posterior
@@ -441,7 +434,7 @@ def _read_scaled(
 ) -> None:
     """BatchEnsemble, LPBNN and Masksembles: a shared weight whose inputs and outputs have factors."""
     weight = tensors.take(layer, f"{inner}.weight", shapes["weight"])
-    inputs, outputs = units(module)
+    inputs, outputs = input_units(module), output_units(module)
     if layer.kind == MASKSEMBLES:
         masks = tensors.take(layer, "mask.masks", (None, inputs))
         layer.members = len(masks)
@@ -463,7 +456,7 @@ def _read_scaled(
 
 def _latent(layer: _Layer, module: nn.Module, weight: Tensor, tensors: _Tensors) -> _Latent:
     """The encoder of an LPBNN layer, evaluated; the decoder is linear, so mean latents give mean factors."""
-    inputs, outputs = units(module)
+    inputs, outputs = input_units(module), output_units(module)
     alpha = tensors.take(layer, "alpha", (None, inputs))
     layer.members = len(alpha)
 
@@ -497,7 +490,7 @@ def _read_packed(
     elif inner == "conv1x1." and stored.dim() == 3:
         weight = stored[:, :, 0]
     elif (
-        isinstance(module, TRANSPOSED)
+        getattr(module, "transposed", False)
         and stored.dim() == len(shape)
         and stored.shape[0] == shape[0]
         and stored.shape[1] % shape[1] == 0
@@ -609,7 +602,7 @@ def _is_mimo(
         len(axes) >= 2
         and set(axes[2:]) <= {1}
         and int(getattr(module, "groups", 1)) == 1
-        and not isinstance(module, TRANSPOSED)
+        and not getattr(module, "transposed", False)
         and ("bias" in factors) == (axes[0] == members and "bias" in shapes)
     )
 

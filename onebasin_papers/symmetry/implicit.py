@@ -237,7 +237,7 @@ def _spread_table(spreads: Sequence[Spread]) -> report.Table:
         report.Column("between, aligned", "the same after alignment", "lower", 4, "nats"),
         report.Column("one basin", "pairs of members that `match` calls already aligned"),
     )
-    rows = tuple(
+    rows: list[tuple[report.Cell, ...]] = [
         (
             one.method,
             mean_number([100 * value for value in one.given]),
@@ -246,12 +246,12 @@ def _spread_table(spreads: Sequence[Spread]) -> report.Table:
             f"{sum(verdict == 'already aligned' for verdict in one.verdicts)} of {len(one.verdicts)}",
         )
         for one in spreads
-    )
+    ]
     return report.Table(
         "members",
         "How different are the members of an implicit ensemble?",
         columns,
-        rows,
+        tuple(rows),
         "± one standard error over groups of runs, or over pairs of networks",
         "Packed-Ensembles have no such row: their members are narrow networks without anything in common.",
     )
@@ -315,7 +315,7 @@ def _storage_claim(workspace: SymmetryWorkspace, forms: Sequence[Stored]) -> rep
     refined = by_title["refined mean and deviation"]
     rival = by_title[f"BatchEnsemble of {workspace.settings.rank_one}"]
     losses = [[one["nll"] for one in form.numbers] for form in (rival, refined)]
-    gain = difference("refined", *losses, better="lower")
+    gain = difference("refined", losses[0], losses[1], "lower")
     return report.Claim(
         "Ours: two networks' room is better used for a refined mean and deviation than for a rank-one ensemble.",
         graded(gain.won, gain.mean > 0),

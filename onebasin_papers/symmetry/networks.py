@@ -325,7 +325,7 @@ def _normalised(workspace: SymmetryWorkspace) -> ob.Population:
     model = with_batch_norm(task.model)
     options = _posterior(settings) | {"chains": settings.groups * settings.runs}
     drawn = workspace.sample("mcbatchnorm", model, task.train, method, **options)
-    folded = ob.fold_norms(model, drawn)
+    folded = ob.fold_norms(model, drawn, task.train[0][:2])
     names = dict(zip(_linear_names(model), _linear_names(task.model), strict=True))
     tensors = {
         f"{names[layer]}.{kind}": folded.tensor(f"{layer}.{kind}") for layer in names for kind in ("weight", "bias")
