@@ -58,8 +58,7 @@ from onebasin.cli.words import CORRUPTIONS, INPUT_GRAMMAR, LINEARISED
     "--linearised",
     type=click.Choice(LINEARISED),
     metavar="FORM",
-    help=f"For a posterior: networks that are linear in their weights, {' or '.join(LINEARISED)} (of classes). Best for "
-    "Laplace.",
+    help=f"For a posterior: networks that are linear in their weights, {' or '.join(LINEARISED)} (of classes).",
 )
 @click.option(
     "--n-resamples",

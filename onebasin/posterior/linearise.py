@@ -207,11 +207,13 @@ class Linearisation:
         tangents = {name: pieces[name].reshape(-1, *value.shape) for name, value in self.moving.items()}
 
         def one(tangent: State) -> Tensor:
-            _, slope = jvp(lambda moving: self._run(moving, placed), (self.moving,), (tangent,))
+            pair: Any = jvp(lambda moving: self._run(moving, placed), (self.moving,), (tangent,))
+            slope: Tensor = pair[1]
             return slope
 
         with self._inventory.undisturbed(call):
-            return self._run(self.moving, placed) + self._derived(lambda: vmap(one)(tangents))
+            slopes: Tensor = self._derived(lambda: vmap(one)(tangents))
+            return self._run(self.moving, placed) + slopes
 
     def _run(self, moving: Mapping[str, Tensor], placed: Call) -> Tensor:
         tensors = {name: moving.get(first, self._tensors[name]) for name, first in self._first.items()}
@@ -228,7 +230,7 @@ class Linearisation:
                 warnings.filterwarnings("ignore", category=DeprecationWarning)  # torch's forward mode, of torch.jit
                 warnings.filterwarnings("ignore", message="There is a performance drop", category=UserWarning)
                 return derivative()
-        except (RuntimeError, NotImplementedError) as error:  # torch refuses in many ways
+        except RuntimeError as error:  # torch refuses in many ways
             raise InputError(
                 f"expected a model with derivatives under torch.func.vmap, found {type(self.model).__name__}, where "
                 f"torch has none ({first_line(error, 120)}): predict with drawn networks, linearised=False"

@@ -185,8 +185,9 @@ class PredictOptions:
 
     def members(self, networks: Networks) -> int:
         """How many predictions there will be: of the probit form one for each component."""
-        probit = self.linearised == "probit" and isinstance(networks, Posterior)
-        return len(networks.components) if probit else len(self.networks(networks))
+        if self.linearised == "probit" and isinstance(networks, Posterior):
+            return len(networks.components)
+        return len(self.networks(networks))
 
     def sample_size(self) -> int:
         """Examples that show what a model does: two, or a batch where both sizes are given and others may not run."""
