@@ -1,4 +1,4 @@
-"""Images with pixels on the command line: trained, sampled and judged from .npz files, with pixels that do not count."""
+"""Images with pixels on the command line: trained, sampled and judged from .npz files; some pixels do not count."""
 
 import json
 from collections.abc import Callable
