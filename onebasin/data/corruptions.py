@@ -1,8 +1,7 @@
 """Image corruptions in five severities, after Hendrycks and Dietterich (2019): noise, blur, contrast, light, pixels.
 
-They are computed here from their definitions; strengths lie between those of CIFAR-10-C and of ImageNet-C, and numbers
-cannot be compared with published ones of these sets. Lengths are shares of the shorter side, so 8 x 8 and 224 x 224
-pixels lose alike.
+They are computed here from the definitions below, with strengths of our own: numbers do not compare with those of
+CIFAR-10-C or ImageNet-C. Lengths are shares of the shorter side, so 8 x 8 and 224 x 224 pixels lose alike.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from onebasin.errors import InputError
 
 SEVERITIES = (1, 2, 3, 4, 5)
 _NOISE = (0.04, 0.08, 0.12, 0.18, 0.26)  # standard deviation
-_BLUR = (0.02, 0.03, 0.045, 0.065, 0.09)  # standard deviation of the kernel, of the shorter side
+_BLUR = (0.03, 0.04, 0.055, 0.075, 0.1)  # standard deviation of the kernel, of the shorter side
 _CONTRAST = (0.75, 0.5, 0.4, 0.3, 0.15)  # what is left of the distance from the mean
 _BRIGHTNESS = (0.1, 0.2, 0.3, 0.4, 0.5)  # added
-_PIXELATE = (0.8, 0.7, 0.55, 0.4, 0.3)  # pixels along a side that are left
+_PIXELATE = (0.875, 0.75, 0.625, 0.5, 0.375)  # pixels along a side that are left
 _REACH = 4.0  # standard deviations that a kernel reaches
 _SLACK = 1e-4  # beyond the range, of its width
 

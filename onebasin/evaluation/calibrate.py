@@ -80,7 +80,7 @@ from onebasin.state import State
 
 CALIBRATIONS = (*SCALINGS, "isotonic")
 CALIBRATED = ("population", "member", "average")
-RIDGES = (0.001, 0.01, 0.1, 1.0)
+RIDGES = (0.001, 0.01, 0.1, 1.0, 10.0)
 _PROOF = 1e-9  # largest difference of log probabilities, relative to their size, that float64 may leave
 _PROVED = 10  # networks at most that the proof runs
 _SHOWN = 12  # maps of members in the table

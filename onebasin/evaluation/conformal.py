@@ -114,8 +114,8 @@ class ConformalCoverage(Result):
 
     @property
     def least(self) -> float:
-        """Coverage of the stratum that is covered worst."""
-        return min((one.coverage for one in self.strata if one.examples), default=math.nan)
+        """Coverage of the stratum that is covered worst; empty sets, which cover nothing, are left out."""
+        return min((one.coverage for one in self.strata if one.examples and one.size > 0), default=math.nan)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers."""
