@@ -72,9 +72,9 @@ def test_diagonal_has_mean_and_unbiased_deviation_of_the_population() -> None:
 
 def test_draws_of_numpy_are_fitted_with_a_model_of_another_dtype() -> None:
     model = nn.Linear(3, 2)
-    draws = torch.randn(5, 8, generator=seeded(1), dtype=torch.float64)
-    found = fit(Population.from_flat(draws.numpy(), model), model=model)
-    torch.testing.assert_close(vector(found.mean), draws.mean(0))
+    draws = torch.randn(5, 2, 3, generator=seeded(1), dtype=torch.float64)
+    found = fit(Population.from_stacked({"weight": draws.numpy(), "bias": draws[:, :, 0].numpy()}), model=model)
+    torch.testing.assert_close(found.mean["weight"], draws.mean(0))
     assert found.mean["weight"].dtype == torch.float64
 
 
