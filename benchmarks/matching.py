@@ -2,11 +2,11 @@
 
     python -m benchmarks.matching [--pairs 10] [--only mlp resnet encoder] [--before CHECKOUT]
 
-Three architectures, independent and trained: an MLP 784-512-512-512-10, a ResNet-20 with batch norm, and a classifier on a
-transformer encoder of four blocks of width 64. Both contenders take turns on the same pair; CPU seconds, one thread,
-medians. The reference is coordinate ascent over permutations from the identity (`benchmarks.peers.coordinate`), ours is
-`match` over all freedoms, and over permutations alone. With `--before`, the same pairs are matched by another checkout in
-a process of its own, and objectives are compared pair by pair.
+Three architectures, independent and trained: an MLP 784-512-512-512-10, a ResNet-20 with batch norm, and a classifier
+on a transformer encoder of four blocks of width 64. Both contenders take turns on the same pair; CPU seconds, one
+thread, medians. The reference is coordinate ascent over permutations from the identity (`benchmarks.peers.coordinate`),
+ours is `match` over all freedoms, and over permutations alone. With `--before`, the same pairs are matched by another
+checkout in a process of its own, and objectives are compared pair by pair.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ def race(name: str, count: int, repeats: int = 3) -> None:
         ratios = {w: statistics.median(map(float.__truediv__, v, times["ascent"])) for w, v in times.items()}
         print(
             f"{name:8} {kind:12} coordinate ascent {1e3 * base:7.1f} ms;  all freedoms {ratios['all']:5.2f} x, "
-            f"permutations {ratios['permutations']:5.2f} x;  objective {100 * min(gains):+.2f} to {100 * max(gains):+.2f} %"
-            f"  (limit {LIMITS[name]})",
+            f"permutations {ratios['permutations']:5.2f} x;  "
+            f"objective {100 * min(gains):+.2f} to {100 * max(gains):+.2f} %  (limit {LIMITS[name]})",
             flush=True,
         )
 
@@ -208,9 +208,8 @@ def compare(before: Path, names: list[str], count: int) -> bool:
             worse = sum(change < -1e-6 for change in changes)
             better = sum(change > 1e-6 for change in changes)
             fine &= not worse
-            print(
-                f"{name:8} {case:32} better {better}, worse {worse}, {100 * min(changes):+.4f} to {100 * max(changes):+.4f} %"
-            )
+            ends = f"{100 * min(changes):+.4f} to {100 * max(changes):+.4f} %"
+            print(f"{name:8} {case:32} better {better}, worse {worse}, {ends}")
     return fine
 
 

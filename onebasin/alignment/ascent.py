@@ -1,4 +1,4 @@
-"""Climbing between vertices of one overlap whose tensors join two spaces each: as few and as large operations as can be.
+"""Climbing between the vertices of an overlap whose tensors join two spaces each, in few and large operations.
 
 A space x that shares tensors A_1, A_2, ... with other spaces has the gains
 
@@ -90,18 +90,15 @@ class Side:
 class Ascent:
     """Vertices of one overlap, and the gains of its spaces there."""
 
-    def __init__(
-        self, assignment: Assignment, linear: Sequence[Tensor], pieces: Iterable[Any], classes: Sequence[Tensor | None]
-    ) -> None:
+    def __init__(self, assignment: Assignment, linear: Sequence[Tensor], pieces: Iterable[Any]) -> None:
         """Lay the pieces out, every one from both of its sides.
 
         Args:
             assignment: of the symmetry.
             linear: gains that depend on no other space, per space (characters, units, units).
             pieces: tensors with `contacts`, `a` and `b`, see `Piece`; each joins two spaces of different trees.
-            classes: per space which units can be exchanged, (classes, units) of zeros and ones; None: all of them.
         """
-        self.assignment, self.linear, self.classes = assignment, linear, classes
+        self.assignment, self.linear, self.classes = assignment, linear, assignment.classes
         self.pieces = list(pieces)
         self.families = {root: assignment.family(root) for root in assignment.roots}
         self.root_of = {space: root for root, family in self.families.items() for space in family}
@@ -390,9 +387,3 @@ def _same(first: Vertex, second: Vertex) -> bool:
     return all(
         torch.equal(a.source, b.source) and torch.equal(a.signs, b.signs) for a, b in zip(first, second, strict=True)
     )
-
-
-def exchangeable_classes(same: Tensor) -> Tensor | None:
-    """(units, units) of which can take each other's place -> (classes, units); None where it is one class."""
-    rows = same.unique(dim=0)
-    return None if len(rows) == 1 else rows

@@ -15,8 +15,12 @@ mixes are chosen apart; those that are mixed are tried in all combinations.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,6 +32,8 @@ from onebasin.symmetry import Element, ExpandedElement, Space, sources
 
 Character = tuple[int, ...]
 Component = tuple[list[int], list[int]]
+_REMEMBERED = 1 << 16  # pairs of copies whose children are remembered
+_SMALL = 32  # up to so many units the solver takes less time than the reduction of its costs
 _ENUMERATED = 8  # up to so many signs of one unit are tried in all combinations, more one after the other
 
 
@@ -163,6 +169,7 @@ class Assignment:
             # Parents are listed from the outside in, so the last one that can move is the direct parent.
             (self.children[free[-1]] if free else self.roots).append(number)
         self.components = [components(len(s), c) for s, c in zip(self.signs, self.characters, strict=True)]
+        self._copies_of: dict[tuple[int, int, tuple[int, int], tuple[int, int]], list[tuple[int, int]]] = {}
         self._families: dict[int, list[int]] = {}
         self._identity: Vertex | None = None
         self._seen = [
@@ -198,6 +205,26 @@ class Assignment:
     def widest(self) -> int:
         """The largest number of coordinates of a space."""
         return max((self.size(space) for space in range(len(self.spaces))), default=0)
+
+    @cached_property
+    def exchangeable(self) -> list[Tensor]:
+        """For every space (N, N): which coordinates can take each other's place."""
+        return [self._exchangeable(number) for number in range(len(self.spaces))]
+
+    @cached_property
+    def classes(self) -> list[Tensor | None]:
+        """For every space the sets of such coordinates, (sets, N) of zeros and ones; None where it is one set."""
+        rows = [same.unique(dim=0) for same in self.exchangeable]
+        return [None if len(sets) == 1 else sets for sets in rows]
+
+    def _exchangeable(self, number: int) -> Tensor:
+        space = self.spaces[number]
+        free = torch.ones(1, 1)
+        kinds = [parent is not None and self.spaces[parent].permutable for parent in self.parents[number]]
+        sizes = [size for _, size in space.parents]
+        for size, moves in zip([*sizes, space.size], [*kinds, space.permutable], strict=True):
+            free = torch.kron(free, torch.ones(size, size) if moves else torch.eye(size))
+        return free
 
     def family(self, root: int) -> list[int]:
         """A space and all that are nested in it."""
@@ -298,6 +325,14 @@ class Assignment:
 
     def _copies(self, space: int, child: int, new: tuple[int, int], old: tuple[int, int]) -> list[tuple[int, int]]:
         """Copies (new, old) of a child that lie in these units; rigid parents keep their index."""
+        key = (space, child, new, old)
+        if key not in self._copies_of:
+            if len(self._copies_of) >= _REMEMBERED:
+                self._copies_of.clear()
+            self._copies_of[key] = self._find_copies(space, child, new, old)
+        return self._copies_of[key]
+
+    def _find_copies(self, space: int, child: int, new: tuple[int, int], old: tuple[int, int]) -> list[tuple[int, int]]:
         names = [name for name, _ in self.spaces[space].parents]
         sizes = [size for _, size in self.spaces[space].parents]
         where: list[dict[str, int]] = []
@@ -347,10 +382,37 @@ class Assignment:
         ]
 
 
+Solver = Callable[..., tuple[NDArray[np.int64], NDArray[np.int64]]]
+
+
+@lru_cache
+def _solver() -> Solver:
+    """Scipy's solver of assignments, without the rest of `scipy.optimize` where its file can be loaded by itself.
+
+    The package takes a third of the time of importing torch, and the solver nothing.
+    """
+    try:
+        import scipy
+
+        places = [str(Path(path) / "optimize") for path in scipy.__path__]
+        spec = PathFinder.find_spec("_lsap", places)
+        assert spec is not None and spec.loader is not None
+        module = module_from_spec(spec)
+        spec.loader.exec_module(module)
+        solver: Solver = module.linear_sum_assignment
+    except Exception:  # another layout of scipy
+        from scipy.optimize import linear_sum_assignment
+
+        return linear_sum_assignment  # type: ignore[no-any-return]
+    return solver
+
+
 def assign(gain: Numbers) -> NDArray[np.int64]:
     """The permutation that maximises sum_i gain[i, order[i]]."""
-    from scipy.optimize import linear_sum_assignment
-
+    linear_sum_assignment = _solver()
+    if len(gain) <= _SMALL:
+        short: NDArray[np.int64] = linear_sum_assignment(gain, maximize=True)[1]
+        return short
     # Costs whose rows and columns have a zero each: the solver starts without that and takes a third longer.
     cost = gain.max(1, keepdims=True) - gain
     cost -= cost.min(0)

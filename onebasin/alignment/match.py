@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from onebasin.alignment.ascent import FLAT, NOISE, STEPS, SWEEPS, Ascent, exchangeable_classes
+from onebasin.alignment.ascent import FLAT, NOISE, STEPS, SWEEPS, Ascent
 from onebasin.alignment.assignment import Assignment, SpacePlacement, Vertex
 from onebasin.alignment.balance import balancing_scales
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
@@ -118,8 +118,7 @@ class Overlap:
         """What climbs between vertices where every tensor joins at most two trees; None where some do otherwise."""
         if self.device.type != "cpu" or not Ascent.suits(self.assignment, self.pieces):
             return None
-        classes = [exchangeable_classes(_exchangeable(self.assignment, number)) for number in range(len(self.linear))]
-        return Ascent(self.assignment, self.linear, self.pieces, classes)
+        return Ascent(self.assignment, self.linear, self.pieces)
 
     def _add_block(
         self,
@@ -318,23 +317,12 @@ def barycentre(overlap: Overlap) -> list[Tensor]:
     assignment = overlap.assignment
     for number in range(len(assignment.spaces)):
         point = torch.zeros_like(overlap.linear[number])
-        same = _exchangeable(assignment, number).to(point)
+        same = assignment.exchangeable[number].to(point)
         for character, seen in enumerate(assignment.characters[number]):
             if not any(seen):
                 point[character] = same / same.sum(1, keepdim=True)
         points.append(point)
     return points
-
-
-def _exchangeable(assignment: Assignment, number: int) -> Tensor:
-    """(N, N): which coordinates can take each other's place."""
-    space = assignment.spaces[number]
-    free = torch.ones(1, 1)
-    kinds = [parent is not None and assignment.spaces[parent].permutable for parent in assignment.parents[number]]
-    sizes = [size for _, size in space.parents]
-    for size, moves in zip([*sizes, space.size], [*kinds, space.permutable], strict=True):
-        free = torch.kron(free, torch.ones(size, size) if moves else torch.eye(size))
-    return free
 
 
 def descend(overlap: Overlap, start: Sequence[Point]) -> tuple[list[Point], int, float]:
@@ -758,7 +746,7 @@ def match(
         start = overlap.value(assignment.identity())
     moved = is_better(result.value, start)
     element = assignment.element(result.vertex) if moved else symmetry.identity()
-    after = _inner(layout, first, symmetry.apply(element, second))
+    after = _inner(layout, first, symmetry.apply(element, second, check=False))
     element, distance, closer = _scaled(layout, (left, right), std, element, light_scales)
     if light_scales is not None and not closer:
         # Closer in the lightest form, farther in every scale that is offered: an order for the scales as they are.
@@ -802,7 +790,7 @@ def _scaled(
             total += _distance(layout, std[0], symmetry.apply(choice, std[1], kind="std"))
         return total
 
-    moved = [symmetry.apply(choice, b) for choice in choices]
+    moved = [symmetry.apply(choice, b, check=False) for choice in choices]
     gaps = [distance_of(choice, state) for choice, state in zip(choices, moved, strict=True)]
     best = min(range(len(choices)), key=lambda n: (not math.isfinite(gaps[n]), gaps[n]))
     check_finite(moved[best], where="the moved network")
@@ -869,7 +857,11 @@ def _lightest(
         if std
         else None
     )
-    return light_scales, (symmetry.apply(light_scales[0], a), symmetry.apply(light_scales[1], b), spreads)
+    return light_scales, (
+        symmetry.apply(light_scales[0], a, check=False),
+        symmetry.apply(light_scales[1], b, check=False),
+        spreads,
+    )
 
 
 _TOGETHER = 1 << 21  # weights up to which two networks are balanced together: a copy of both costs little then

@@ -382,7 +382,7 @@ def _powered(expanded: ExpandedElement, number: int, leg: Leg) -> Tensor:
 
 def _is_whole(symmetry: Symmetry, number: int, leg: Leg, length: int) -> bool:
     """Whether the units of a space without parents are the positions of the axis, one by one; remembered."""
-    key = (_is_whole, leg)
+    key = (_is_whole, id(leg))  # the legs of a symmetry live as long as it does
     known: bool | None = symmetry.derived.get(key)
     if known is None:
         places = positions(leg.grid)

@@ -422,13 +422,17 @@ class Symmetry(Result):
         return invert(ExpandedElement(self, element))
 
     @overload
-    def apply(self, element: Element, state: Mapping[str, Tensor], *, kind: str = "value") -> State: ...
+    def apply(
+        self, element: Element, state: Mapping[str, Tensor], *, kind: str = "value", check: bool = True
+    ) -> State: ...
 
     @overload
-    def apply(self, element: Element, state: MappedT, *, kind: str = "value") -> MappedT: ...
+    def apply(self, element: Element, state: MappedT, *, kind: str = "value", check: bool = True) -> MappedT: ...
 
     @explained
-    def apply(self, element: Element, state: Mapping[str, Tensor] | MappedT, *, kind: str = "value") -> State | MappedT:
+    def apply(
+        self, element: Element, state: Mapping[str, Tensor] | MappedT, *, kind: str = "value", check: bool = True
+    ) -> State | MappedT:
         """Move a network, or a whole population, along its orbit: the result computes the same function.
 
         Args:
@@ -438,12 +442,13 @@ class Symmetry(Result):
             kind: what the tensors are, since companions of weights move differently under factors m: "value" (times
                 m), "std" (|m|),
                 "variance" (m^2), "mask" (not at all), "gradient" (1/m), "squared-gradient" (1/m^2).
+            check: whether the numbers of the element are checked; needless for one that this symmetry has made.
 
         Raises:
             SymmetryError: the element belongs to another symmetry, or shrinks a batch-norm variance below zero.
             SpecError: tensors are missing or have other shapes.
         """
-        plan = ExpandedElement(self, element)
+        plan = ExpandedElement(self, element, check=check)
         if isinstance(state, nn.Module):
             raise SymmetryError("apply moves a State or a Population; give model.state_dict() and load the result.")
         if isinstance(state, Mapping):
