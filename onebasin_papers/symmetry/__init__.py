@@ -47,7 +47,7 @@ STUDY = Study(
         ),
         Part("marginals", marginals.TITLE, marginals.part, (*_TRAINED, *_HMC, *_RUNS)),
         Part("table", table.TITLE, table.part, (*_TRAINED, *_HMC, *_ALL, "permutations")),
-        Part("implicit", implicit.TITLE, implicit.part, (*_TRAINED, *_IMPLICIT, "rank_one")),
+        Part("implicit", implicit.TITLE, implicit.part, (*_TRAINED, *_IMPLICIT, "rank_one", "refine_steps")),
         Part("collapse", collapse.TITLE, collapse.part, _TRAINED),
         Part(
             "mass",

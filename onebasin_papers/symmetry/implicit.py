@@ -145,6 +145,10 @@ class Stored:
 
 def stored_forms(workspace: SymmetryWorkspace) -> list[Stored]:
     """A refined mean and deviation, BatchEnsembles and few networks: test scores at about equal storage."""
+    return workspace.cached("stored", lambda: _stored_forms(workspace))
+
+
+def _stored_forms(workspace: SymmetryWorkspace) -> list[Stored]:
     settings, task = workspace.settings, problem(workspace)
     begun, group_size = starts(workspace), settings.runs
     large = sampled(
@@ -160,7 +164,14 @@ def stored_forms(workspace: SymmetryWorkspace) -> list[Stored]:
         ensemble = begun[group * group_size : (group + 1) * group_size]
         aligned = ob.align(ensemble, symmetry(workspace)).population
         fitted = ob.fit(aligned, model=task.model)
-        refined = ob.refine(task.model, fitted, ensemble, task.train[0], seed=workspace.seed_for("refine", group))
+        refined = ob.refine(
+            task.model,
+            fitted,
+            ensemble,
+            task.train[0],
+            steps=settings.refine_steps,
+            seed=workspace.seed_for("refine", group),
+        )
         drawn = refined.draw(100, workspace.generator("refined", group))
         candidates = {
             "refined mean and deviation": drawn,
@@ -296,6 +307,7 @@ def _claims(workspace: SymmetryWorkspace, spreads: Sequence[Spread], forms: Sequ
         + _listed((one.method, one.aligned, 100.0, "%") for one in spreads)
         + f" (criterion: below {SMALL:.0%} by three standard errors, for every method)",
         "not tested",
+        _but(spreads, little),
     )
     flat = [fmean(one.within) < SMALL * fmean(one.between) for one in spreads]
     yield report.Claim(
@@ -305,6 +317,7 @@ def _claims(workspace: SymmetryWorkspace, spreads: Sequence[Spread], forms: Sequ
         + ", ".join(f"{one.method} {fmean(one.within):.4f} / {fmean(one.between):.3f} nats" for one in spreads)
         + f" (criterion: below {SMALL:.0%} of it, for every method)",
         "not tested",
+        _but(spreads, flat),
     )
     if forms:
         yield _storage_claim(workspace, forms)
@@ -323,7 +336,14 @@ def _storage_claim(workspace: SymmetryWorkspace, forms: Sequence[Stored]) -> rep
         f"({rival.networks:.2f} networks), paired over {len(refined.numbers)} groups (criterion: p below 0.05, found "
         f"{gain.p_value:.3g})",
         "not tested",
+        "" if gain.won or gain.mean <= 0 else f"p {gain.p_value:.2f}: chance is not excluded",
     )
+
+
+def _but(spreads: Sequence[Spread], held: Sequence[bool]) -> str:
+    """The caveat of a claim that holds for most methods; "" where it holds for all of them, or for too few."""
+    others = [one.method for one, holds in zip(spreads, held, strict=True) if not holds]
+    return f"not for {', '.join(others)}" if others and 2 * len(others) < len(held) else ""
 
 
 def _surely_below(values: Sequence[float], limit: float) -> bool:

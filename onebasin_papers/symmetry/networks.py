@@ -321,7 +321,7 @@ def _implicit(settings: SymmetrySettings, method: str) -> ob.Method:
 def _normalised(workspace: SymmetryWorkspace) -> ob.Population:
     """Draws of batch-norm statistics of a perceptron with batch norm, folded into the weights of one without."""
     settings, task = workspace.settings, problem(workspace)
-    method = ob.MCBatchNorm(draws=settings.draws, batch=settings.batch, **training(settings))
+    method = ob.MCBatchNorm(draws=settings.draws, **training(settings))
     model = with_batch_norm(task.model)
     options = _posterior(settings) | {"chains": settings.groups * settings.runs}
     drawn = workspace.sample("mcbatchnorm", model, task.train, method, **options)

@@ -87,6 +87,7 @@ class SymmetrySettings(Settings):
         packed_share: of the units of a layer in a network of a Packed-Ensemble.
         rank_one: members of the BatchEnsemble that a refined mean and deviation is compared with; so many that both
             store about two networks.
+        refine_steps: of the refinement of that mean and deviation.
         workers: processes; results do not depend on them.
         lanes: networks that are computed side by side.
         permutations: of the test whether trainings can stand for HMC.
@@ -132,6 +133,7 @@ class SymmetrySettings(Settings):
     mask_scale: float = 1.5
     packed_share: float = 0.5
     rank_one: int = 8
+    refine_steps: int = 3000
     workers: int = 2
     lanes: int = 16
     permutations: int = 999
@@ -246,7 +248,7 @@ TERMS = {
 
 LEAST = {
     "examples": 2, "test_examples": 2, "reference_networks": 5, "batch": 1, "groups": 1, "runs": 2, "singles": 1,
-    "draws": 5, "members": 2, "rank_one": 2, "chains": 4, "chain_draws": 5, "leapfrog": 1, "thin": 1,
+    "draws": 5, "members": 2, "rank_one": 2, "refine_steps": 1, "chains": 4, "chain_draws": 5, "leapfrog": 1, "thin": 1,
     "swag_collect": 3, "sghmc_thin": 1, "workers": 1, "lanes": 1, "permutations": 1, "toy_networks": 20,
     "toy_epochs": 1, "mass_networks": 2, "mass_epochs": 1, "order_networks": 1, "order_epochs": 2,
     "archive_networks": 1,

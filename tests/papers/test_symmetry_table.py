@@ -15,21 +15,25 @@ from onebasin.evaluation.diversity import correlation_of_pairs, mean_of_pairs
 from onebasin.examples.published import FilterResponseNorm, ResNet, optunet
 from onebasin.functional.call import global_seed
 from onebasin.population.population import Population
+from onebasin.posterior import predict
 from onebasin.reporting.record import Claim, Figure, Record, Section, Table, read_record
 from onebasin.symmetry.discover import discover
 from onebasin_papers.study import Part, Study, Workspace, run_study
-from onebasin_papers.symmetry import collapse, table
+from onebasin_papers.symmetry import collapse, implicit, table
 from onebasin_papers.symmetry.networks import (
+    IMPLICIT,
     METHODS,
     hmc,
     multi_mode,
     one_mode,
+    packed,
     problem,
     problem_of,
     reference,
     runs_of,
     starts,
     symmetry,
+    with_batch_norm,
 )
 from onebasin_papers.symmetry.settings import (
     MEASURES,
@@ -73,6 +77,9 @@ TINY = replace(
     runs=2,
     singles=1,
     draws=4,
+    members=2,
+    rank_one=3,
+    refine_steps=20,
     chains=4,
     chain_draws=5,
     warmup=4,
@@ -87,7 +94,11 @@ TINY = replace(
 STUDY = Study(
     "symmetry",
     "a part of it",
-    (Part("table", table.TITLE, table.part), Part("collapse", collapse.TITLE, collapse.part)),
+    (
+        Part("table", table.TITLE, table.part),
+        Part("implicit", implicit.TITLE, implicit.part),
+        Part("collapse", collapse.TITLE, collapse.part),
+    ),
     summarise,
     TERMS,
 )
@@ -113,7 +124,7 @@ def record(run: tuple[Workspace[SymmetrySettings], Record]) -> Record:
 
 
 def test_sections_answer_their_titles(record: Record, workspace: Workspace[SymmetrySettings]) -> None:
-    assert [section.name for section in record.sections] == ["table", "collapse"]
+    assert [section.name for section in record.sections] == ["table", "implicit", "collapse"]
     assert read_record(workspace.folder) == record
     for section in record.sections:
         assert section.title.endswith("?")
@@ -126,16 +137,20 @@ def test_sections_answer_their_titles(record: Record, workspace: Workspace[Symme
 def test_every_row_of_the_table_has_all_numbers(record: Record) -> None:
     (methods,) = (item for item in record.items if isinstance(item, Table) and item.name == "methods")
     names = [(row[0], row[1]) for row in methods.rows]
+    titles = [*METHODS.values(), *IMPLICIT.values()]
     assert names == [
-        *((title, ONE) for title in METHODS.values()),
-        *((title, MULTI) for title in METHODS.values()),
+        *((title, ONE) for title in titles),
+        *((title, MULTI) for title in titles),
         ("Deep ensemble", MULTI),
         ("HMC", ONE),
         ("HMC", MULTI),
     ]
     for row in methods.rows:
-        for cell in row[3:]:
+        for head, cell in zip(methods.columns[3:], row[3:], strict=True):
             assert not isinstance(cell, str) and cell is not None
+            if row[0] == IMPLICIT["packed"] and head.name in ("MMD", "NS"):
+                assert (cell.value, cell.note) == (None, "another architecture")
+                continue
             assert cell.value is not None and math.isfinite(cell.value)
             assert cell.error is None or cell.error >= 0
     shown = {column.name for column in methods.columns}
@@ -165,7 +180,7 @@ def test_figures_show_all_pairs_and_rows(record: Record, workspace: Workspace[Sy
     (heat,) = figures["pair-information-joint"].panels
     assert sum(cell or 0 for row in heat.grid for cell in row) == count
     for panel in figures["distance-and-worth"].panels:
-        assert sum(len(series.x) for series in panel.series) == len(rows(workspace))
+        assert sum(len(series.x) for series in panel.series) == len(rows(workspace)) - 2  # packed: no distances
 
 
 def test_starts_are_no_part_of_the_reference(workspace: Workspace[SymmetrySettings]) -> None:
@@ -489,3 +504,46 @@ def test_a_folder_of_another_run_is_refused(
     other = Workspace(replace(TINY, draws=6), 0, workspace.folder)
     with pytest.raises(InputError, match="draws"):
         run_study(STUDY, other, "onebasin reproduce symmetry")
+
+
+# --- implicit ensembles -----------------------------------------------------------------------------------------------
+
+
+def test_share_within_runs_by_hand() -> None:
+    """Two runs at 0 and 10, members one apart: 1 within; between 100, 121, 81 and 100."""
+    population = Population.from_stacked({"w": torch.tensor([0.0, 1.0, 10.0, 11.0])}, chain=torch.tensor([0, 0, 1, 1]))
+    assert implicit.share_within(population, ["w"]) == pytest.approx(1 / ((100 + 121 + 81 + 100) / 4))
+
+
+def test_runs_without_meaning_have_a_share_of_one() -> None:
+    values = torch.randn(4_000, generator=torch.Generator().manual_seed(0))
+    population = Population.from_stacked({"w": values}, chain=torch.arange(4_000) % 2)
+    assert implicit.share_within(population, ["w"]) == pytest.approx(1.0, abs=0.05)
+
+
+def test_statistics_of_batches_are_networks_without_batch_norm(workspace: Workspace[SymmetrySettings]) -> None:
+    """Folded draws are networks of the study's architecture, and compute what the perceptron with batch norm does."""
+    task, settings = problem(workspace), workspace.settings
+    folded = runs_of(workspace, "mcbatchnorm")
+    drawn = Population.open(workspace.folder / "networks" / "mcbatchnorm")
+    normed = with_batch_norm(task.model)
+    ours = predict(task.model, folded, task.test[0], quantity="values")
+    theirs = predict(normed, drawn, task.test[0], quantity="values")
+    order = torch.argsort(drawn.chain, stable=True)
+    torch.testing.assert_close(ours, theirs[order], rtol=1e-4, atol=1e-4)
+    assert folded.chain is not None
+    assert folded.chain.bincount().tolist() == [settings.draws] * settings.groups * settings.runs
+
+
+def test_packed_networks_are_narrow(workspace: Workspace[SymmetrySettings]) -> None:
+    narrow = packed(workspace)
+    widths = [layer.out_features for layer in narrow.model.modules() if isinstance(layer, nn.Linear)]
+    assert widths == [8, 8, 10]
+    assert narrow.population.chain is not None
+    assert narrow.population.chain.bincount().tolist() == [TINY.members] * TINY.groups * TINY.runs
+
+
+def test_storage_of_a_rank_one_ensemble_by_hand(workspace: Workspace[SymmetrySettings]) -> None:
+    """64-16-16-10: 1,440 entries of matrices, 42 biases; each member has 42 biases and 138 factors."""
+    stored = {one.title: one.networks for one in implicit.stored_forms(workspace)}
+    assert stored["BatchEnsemble of 2"] == pytest.approx((1440 + 2 * (42 + 138)) / 1482)
