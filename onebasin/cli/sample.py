@@ -65,6 +65,7 @@ def _count(name: str, text: str, least: int = 1) -> Callable[[_Command], _Comman
 )
 @_count("--chains", "Independent chains, trainings or fits that are pooled. Default: 1.")
 @_count("--draws", "Networks from each of them.")
+@_count("--members", "Networks that one training gives, of methods that train several at once.", 2)
 @click.option(
     "--seed", type=click.IntRange(min=0), default=0, metavar="N", show_default=True, help="Seed of all random numbers."
 )

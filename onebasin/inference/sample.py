@@ -78,9 +78,9 @@ def sample(
         data: (inputs, targets), tensors or arrays, inputs a tensor, a tuple of positional or a dict of keyword inputs;
             a Dataset, a DataLoader (read once, its order kept) or rows of a Hugging Face data set, as in `evaluate`;
             None for the prior alone.
-        method: HMC, SGHMC (also SGLD, cyclical), MCLMC, Ensemble, VI, SWAG, Laplace, Dropout or BatchEnsemble with
-            their options, as in `HMC(draws=100)`; or its name in small letters for the defaults; or any object that
-            follows the protocol `onebasin.inference.Method`.
+        method: HMC, SGHMC (also SGLD, cyclical), MCLMC, Ensemble, VI, SWAG, Laplace, Dropout, BatchEnsemble, LPBNN,
+            Masksembles or MIMO with their options, as in `HMC(draws=100)`; or its name in small letters for the
+            defaults; or any object that follows the protocol `onebasin.inference.Method`.
         output: which part of what the model returns counts, where that is no tensor: a key or attribute, as "logits",
             or a number.
         chains: independent chains, trainings or fits that are pooled; that of each draw is in `population.chain`.

@@ -72,10 +72,16 @@ def same(a: Population, b: Population) -> bool:
 # ---------------------------------------------------------------------- methods
 
 
+def number_of(method: str) -> str:
+    """The option that says how many networks a training gives."""
+    return "members" if hasattr(METHODS[method](), "members") else "draws"
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_draws_that_predict(run: Run, tmp_path: Path, method: str) -> None:
+    number = f"--{number_of(method)}"
     code, out, err = run(
-        *DIGITS, "--method", method, "--draws", 3, "--chains", 2, *TINY.get(method, ()), "-o", tmp_path / "draws"
+        *DIGITS, "--method", method, number, 3, "--chains", 2, *TINY.get(method, ()), "-o", tmp_path / "draws"
     )
     assert (code, err) == (0, "")
     assert f"6 draws by {method}, 2 chains, in {tmp_path / 'draws'}" in out
@@ -112,7 +118,7 @@ def test_every_option_is_explained(run: Run, method: str) -> None:
     shown = {line.split()[0] for line in out.splitlines() if line.startswith("  ") and line[2] != " "}
     assert {*own, *KEYWORDS} - shown == {"log_density"}
     assert shown <= {*own, *KEYWORDS}
-    assert f"Default: {METHODS[method]().draws}." in " ".join(out.split())
+    assert f"Default: {getattr(METHODS[method](), number_of(method))}." in " ".join(out.split())
 
 
 def test_the_list_shows_every_method_with_every_option_and_default(run: Run) -> None:

@@ -230,16 +230,17 @@ def test_frozen_weights_stay_and_are_not_copied_for_each_member() -> None:
 # LP-BNN
 
 
-def decoded(phi: dict[str, Tensor], name: str, code: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+def decoded(phi: dict[str, Tensor], name: str, place: int, code: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """r (M, inputs) of a layer as published, with its part of the penalty."""
     part = {key.rpartition(":")[2]: value for key, value in phi.items() if key.startswith(f"{name}.weight:")}
+    weight, bias = phi[":latent.weight"][place], phi[":latent.bias"][place]
+    size = len(bias) // 2
     hidden = torch.relu(code @ part["encoder.weight"].T + part["encoder.bias"])
-    mean = hidden @ part["mean.weight"].T + part["mean.bias"]
-    log_variance = hidden @ part["log_variance.weight"].T + part["log_variance.bias"]
+    mean = hidden @ weight[:size].T + bias[:size]
+    log_variance = hidden @ weight[size:].T + bias[size:]
     latent = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
     standard = torch.distributions.Normal(torch.zeros_like(mean), torch.ones_like(mean))
-    z = mean if noise is None else mean + latent.scale * noise
-    r = z @ part["decoder.weight"].T + part["decoder.bias"]
+    r = (mean + latent.scale * noise) @ part["decoder.weight"].T + part["decoder.bias"]
     return r, F.mse_loss(r, code) + torch.distributions.kl_divergence(latent, standard).sum()
 
 
@@ -253,7 +254,10 @@ def test_lpbnn_is_the_published_layer(make: Callable[[], nn.Module], inputs: Ten
     for chain in range(2):
         phi = work.phi(chain)
         codes = {name: work.state.buffers[f"{name}.weight:code"][chain] for name in layers}
-        parts = {name: decoded(phi, name, codes[name], noise[f"{name}.weight:noise"][chain]) for name in layers}
+        parts = {
+            name: decoded(phi, name, place, codes[name], noise[":noise"][chain, :, place])
+            for place, name in enumerate(layers)
+        }
         values = []
         for number in range(3):
 
@@ -281,12 +285,11 @@ def test_the_penalty_of_a_latent_by_hand() -> None:
     phi = {
         "weight": number(5).reshape(1, 1), "weight:outputs": number(1, 2).reshape(2, 1),
         "weight:encoder.weight": number(2).reshape(1, 1), "weight:encoder.bias": number(0),
-        "weight:mean.weight": number(0.5).reshape(1, 1), "weight:mean.bias": number(0),
-        "weight:log_variance.weight": number(0).reshape(1, 1), "weight:log_variance.bias": number(math.log(4)),
+        ":latent.weight": number(0.5, 0).reshape(1, 2, 1), ":latent.bias": number(0, math.log(4)).reshape(1, 2),
         "weight:decoder.weight": number(3).reshape(1, 1), "weight:decoder.bias": number(-1),
     }  # fmt: skip
     assert set(phi) == set(members.tensors)
-    noise = {"weight:code": number(1, 1).reshape(2, 1), "weight:noise": number(0, 0.5).reshape(2, 1)}
+    noise = {"weight:code": number(1, 1).reshape(2, 1), ":noise": number(0, 0.5).reshape(2, 1, 1)}
     unrolled = members.unroll(phi, noise)
     # z = 1 and 2, r = 2 and 5, so weights 5 * 2 * 1 and 5 * 5 * 2; (r - c)^2 = 1 and 16; KL = (1 + 4 - 1 - ln 4) / 2.
     assert unrolled.sampled["weight"].flatten().tolist() == pytest.approx([10, 50])

@@ -99,76 +99,84 @@ class Latent(RankOne):
         super().__post_init__()
         for layer in self.layers:
             del self.tensors[before(layer)]  # decoded
-            for part, (rows, columns) in _parts(layer, self.latent_size).items():
-                self.tensors[f"{layer.weight}:{part}.weight"] = MemberTensor((rows, columns))
-                self.tensors[f"{layer.weight}:{part}.bias"] = MemberTensor((rows,))
+        for name, (rows, columns) in self.auto_encoders.items():
+            layers = (len(self.layers),) if name == _HEADS else ()
+            self.tensors[f"{name}.weight"] = MemberTensor((*layers, rows, columns))
+            self.tensors[f"{name}.bias"] = MemberTensor((*layers, rows))
+
+    @property
+    def auto_encoders(self) -> dict[str, tuple[int, int]]:
+        """Outputs and inputs of the encoder and decoder of each layer; mean and log variance of all layers are one."""
+        size = self.latent_size
+        sizes = {_encoder(layer): (size, layer.inputs) for layer in self.layers}
+        return {**sizes, _HEADS: (2 * size, size), **{_decoder(layer): (layer.inputs, size) for layer in self.layers}}
 
     def initial(self, shared: State, streams: Streams) -> tuple[State, State]:
         """The start networks, normal output factors, auto-encoders initialised as linear layers of torch, and codes."""
         phi, constants = super().initial(shared, streams)
         like = next(iter(shared.values()))
-        for layer in self.layers:
-            for part, (rows, columns) in _parts(layer, self.latent_size).items():
-                name, bound = f"{layer.weight}:{part}", 1 / math.sqrt(columns)
+        for name, (_, columns) in self.auto_encoders.items():
+            for part in (f"{name}.weight", f"{name}.bias"):
                 drawn = [
-                    bound * (2 * torch.rand(rows, columns + 1, generator=stream, dtype=torch.float64) - 1)
-                    for stream in streams.each(name)
+                    2 * torch.rand(self.tensors[part].shape, generator=stream, dtype=torch.float64) - 1
+                    for stream in streams.each(part)
                 ]
-                both = torch.stack(drawn).to(like)
-                phi[f"{name}.weight"] = both[:, :, 1:].contiguous()
-                phi[f"{name}.bias"] = torch.ones_like(both[:, :, 0]) if part == "decoder" else both[:, :, 0]
+                phi[part] = (torch.stack(drawn) / math.sqrt(columns)).to(like)
+        for layer in self.layers:
+            bias = f"{_decoder(layer)}.bias"
+            phi[bias] = torch.ones_like(phi[bias])
             shape = (self.members, layer.inputs)
             codes = [self.factor(shape, stream) for stream in streams.each(_code(layer))]
             constants[_code(layer)] = torch.stack(codes).to(like)
         return phi, constants
 
     def noise(self, streams: Streams, examples: int) -> State:
-        """Standard normal numbers (chains, M, latent) for each layer."""
+        """Standard normal numbers (chains, M, layers, latent)."""
         return self._normal(streams, self.members)
 
     def latent(self, streams: Streams) -> State:
-        """Standard normal numbers (chains, 1, latent) for each layer."""
+        """Standard normal numbers (chains, 1, layers, latent)."""
         return self._normal(streams, 1)
 
     def _normal(self, streams: Streams, members: int) -> State:
-        layout = self.target.layout
-        like = torch.empty(len(streams.chains), members, self.latent_size, dtype=layout.dtype, device=layout.device)
-        return {_noise(layer): streams.gaussian(_noise(layer), like) for layer in self.layers}
+        layout, shape = self.target.layout, (members, len(self.layers), self.latent_size)
+        like = torch.empty(len(streams.chains), *shape, dtype=layout.dtype, device=layout.device)
+        return {_NOISE: streams.gaussian(_NOISE, like)}
 
     def unroll(self, phi: State, beside: State) -> Unrolled:
         """W_m = diag(s_m) W diag(r_m) with r_m decoded from a draw of the latent, or from its mean without noise."""
+        codes = [beside[_code(layer)] for layer in self.layers]
+        hidden = torch.stack(
+            [_linear(phi, _encoder(layer), code) for layer, code in zip(self.layers, codes, strict=True)]
+        ).relu()  # (layers, M, latent)
+        heads = torch.baddbmm(phi[f"{_HEADS}.bias"][:, None], hidden, phi[f"{_HEADS}.weight"].mT)
+        mean, log_variance = heads.chunk(2, dim=-1)
+        z = mean
+        if _NOISE in beside:
+            z = mean + (0.5 * log_variance).exp() * beside[_NOISE].movedim(1, 0)
+        penalty = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum()
         sampled = {name: phi[name] for name in self.target.layout.names}
-        penalty = phi[self.layers[0].weight].new_zeros(())
-        for layer in self.layers:
-            code = beside[_code(layer)]
-            hidden = self._apply(phi, layer, "encoder", code).relu()
-            mean, log_variance = (self._apply(phi, layer, part, hidden) for part in ("mean", "log_variance"))
-            z = mean
-            if _noise(layer) in beside:
-                z = mean + (0.5 * log_variance).exp() * beside[_noise(layer)]
-            r = self._apply(phi, layer, "decoder", z)
-            kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum()
-            penalty = penalty + (r - code).square().mean() + kl
+        for layer, code, own in zip(self.layers, codes, z.unbind(), strict=True):
+            r = _linear(phi, _decoder(layer), own)
+            penalty = penalty + (r - code).square().mean()
             sampled[layer.weight] = rank_one(layer, phi[layer.weight], r, phi[behind(layer)])
         return Unrolled(sampled, self.latent_weight * penalty)
 
-    def _apply(self, phi: State, layer: WeightLayer, part: str, x: Tensor) -> Tensor:
-        name = f"{layer.weight}:{part}"
-        return linear(x, phi[f"{name}.weight"], phi[f"{name}.bias"])
+
+_HEADS, _NOISE = ":latent", ":noise"  # of all layers
 
 
-def _parts(layer: WeightLayer, latent: int) -> dict[str, tuple[int, int]]:
-    """The linear layers of an auto-encoder: outputs and inputs."""
-    inputs = layer.inputs
-    return {
-        "encoder": (latent, inputs), "mean": (latent, latent), "log_variance": (latent, latent),
-        "decoder": (inputs, latent),
-    }  # fmt: skip
+def _linear(phi: State, name: str, x: Tensor) -> Tensor:
+    return linear(x, phi[f"{name}.weight"], phi[f"{name}.bias"])
+
+
+def _encoder(layer: WeightLayer) -> str:
+    return f"{layer.weight}:encoder"
+
+
+def _decoder(layer: WeightLayer) -> str:
+    return f"{layer.weight}:decoder"
 
 
 def _code(layer: WeightLayer) -> str:
     return f"{layer.weight}:code"
-
-
-def _noise(layer: WeightLayer) -> str:
-    return f"{layer.weight}:noise"
