@@ -1127,7 +1127,7 @@ def _heads(
     goals = targets[: len(shown)]
     head = own if isinstance(own, Head) else _gaussian_head(shown, goals, noise)
     head.check(shown, goals)
-    members, sums = value_sums(model, networks, inputs, targets, head, coverage, options)
+    members, sums = value_sums(model, networks, inputs, targets, head, shown[0].numel(), coverage, options)
     depth = {name.removeprefix("depth."): each for name, each in sums.items() if name.startswith("depth.")}
 
     def numbers(counts: Counts | None) -> dict[str, Tensor]:

@@ -107,7 +107,9 @@ def class_sums(
     generator = torch.Generator().manual_seed(options.seed)
     parts: list[dict[str, Tensor]] = []
     members = 0
-    for rows, part, own in blocks(inputs, classes * pixels, options, passes=1 if reference is None else 2):
+    for rows, part, own in blocks(
+        inputs, classes * pixels, options, passes=1 if isinstance(reference, Tensor | None) else 2
+    ):
         predictive = Predictive.of(model, networks, part, own, prepare=prepare)
         members = predictive.members
         p, logs = predictive.mean.flatten(2), predictive.log_mean.flatten(2)
@@ -206,6 +208,7 @@ def value_sums(
     inputs: Inputs,
     targets: Tensor,
     head: Head,
+    size: int,
     levels: Sequence[float],
     options: PredictOptions,
 ) -> tuple[int, Sums]:
@@ -217,6 +220,7 @@ def value_sums(
         inputs: the examples.
         targets: (examples, ...), NaN where a value is not known.
         head: the distribution.
+        size: outputs of a network for one example.
         levels: of central intervals.
         options: how networks run.
 
@@ -230,7 +234,7 @@ def value_sums(
     generator = torch.Generator().manual_seed(options.seed)
     parts: list[Sums] = []
     members = 0
-    for rows, part, own in blocks(inputs, targets[0].numel() * head.parts, options):
+    for rows, part, own in blocks(inputs, size, options):
         mixture = _Mixture(head, targets[rows].double(), joint=rows_only, generator=generator)
         with forward_passes(model, networks, part, own) as chunks:
             for start, outputs in chunks:

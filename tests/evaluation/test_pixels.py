@@ -224,6 +224,18 @@ def test_blocks_of_any_size_give_the_same(whole: Evaluation, monkeypatch: pytest
     assert [total for _, total in seen][:1] == [3 * 2 * 4]  # blocks x passes x networks
 
 
+def test_draws_of_a_posterior_are_the_same_in_every_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = ob.fit(NETWORKS)
+    depth = torch.rand(IMAGES, CLASSES, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
+    found = []
+    for size in (1 << 20, 3 * CLASSES * SIDE * SIDE):
+        monkeypatch.setattr(pixels, "_BLOCK_VALUES", size)
+        classes = evaluate(MODEL, posterior, (X, Y), ignore_index=VOID, draws=5, **QUICK)
+        values = evaluate(MODEL, posterior, (X, depth), noise=1.0, draws=5, **QUICK)
+        found.append([one.value for each in (classes, values) for one in each.in_distribution.values()])
+    assert found[0] == pytest.approx(found[1])
+
+
 def test_class_numbers_of_ignored_pixels_do_not_matter(whole: Evaluation) -> None:
     other = torch.where(Y == VOID, -1, Y)
     found = evaluate(MODEL, NETWORKS, (X, other), ignore_index=-1, **QUICK)

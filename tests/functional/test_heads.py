@@ -270,6 +270,42 @@ def test_words_train_and_samplers_warn_of_losses(name: str) -> None:
             ob.sample(model, data, hmc, likelihood=name)
 
 
+class Logistic(Head):
+    """A distribution of a user: logistic around a location, with a log scale."""
+
+    name = "logistic"
+    layout = "location, log scale"
+    reference = "Verhulst, 1838"
+    parts = 2
+
+    def log_prob(self, parameters: tuple[Tensor, ...], values: Tensor) -> Tensor:
+        z = (values - parameters[0]) * torch.exp(-parameters[1])
+        return F.logsigmoid(z) + F.logsigmoid(-z) - parameters[1]
+
+    def cdf(self, parameters: tuple[Tensor, ...], values: Tensor) -> Tensor:
+        return torch.sigmoid((values - parameters[0]) * torch.exp(-parameters[1]))
+
+    def mean(self, parameters: tuple[Tensor, ...]) -> Tensor:
+        return parameters[0]
+
+    def std(self, parameters: tuple[Tensor, ...]) -> Tensor:
+        return parameters[1].exp() * math.pi / math.sqrt(3)
+
+
+def test_a_distribution_of_ones_own_is_five_functions() -> None:
+    model, data = data_for("laplace")
+    head = Logistic()
+    networks = ob.sample(model, data, ob.Ensemble(epochs=20, lr=0.05), likelihood=head, chains=2)
+    assert networks.provenance["likelihood"] == "logistic"
+    found = ob.evaluate(model, networks[:1], data, likelihood=head, coverage=(0.8,), n_resamples=20)
+    location, log_scale = ob.predict(model, networks[:1], data[0], quantity="values")[0].double().unbind(1)
+    own = scipy.stats.logistic(location.numpy(), log_scale.exp().numpy())
+    assert found.in_distribution["nll"].value == pytest.approx(-own.logpdf(data[1].double().numpy()).mean(), rel=1e-6)
+    assert found.in_distribution["width_80"].value == pytest.approx(
+        np.subtract(*own.interval(0.8)[::-1]).mean(), rel=1e-6
+    )
+
+
 def test_options_of_a_likelihood_are_part_of_the_run(tmp_path: Any) -> None:
     model, data = data_for("focal")
     method = ob.Ensemble(epochs=2)
