@@ -14,9 +14,11 @@ proves on the given inputs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -274,7 +276,7 @@ def calibrate(
     draws: int = 100,
     statistics: AnyInputs = None,
     seed: int = 0,
-    path: str | None = None,
+    path: str | os.PathLike[str] | None = None,
     chunk: int | None = None,
     batch: int | None = None,
     progress: Progress | None = None,
@@ -313,7 +315,7 @@ def calibrate(
         path: a new folder for a calibrated Population that is larger than memory.
         chunk: networks in one pass, as in `predict`.
         batch: examples in one pass, as in `predict`.
-        progress: called with (networks done, networks in all, "networks").
+        progress: called with (networks done, networks in all, "networks"), then with (fits done, fits in all, "fits").
         workers: processes; the result does not depend on their number.
         executor: "local" or the address of a Ray cluster, or an open Executor.
 
@@ -342,9 +344,10 @@ def calibrate(
         raise InputError(f"expected at least {2 * folds} examples for {folds} folds, found {len(goals)}: give more")
     fold = _Folding.of(model, members, inputs, per) if method in SCALINGS else _Folding((), "isotonic maps bend")
     shifted = not fold.layers or any(bias for _, bias in fold.layers)
-    task = _Task(method, per, logits, goals, shift=shifted)
-    parts = _parts(len(goals), folds, seed)
     ridges: Sequence[float | None] = (None,) if method not in ("vector", "matrix") else (ridge,) if ridge else RIDGES
+    done, fits = count(1), len(ridges) * folds + 1
+    task = _Task(method, per, logits, goals, shifted, lambda: progress and progress(next(done), fits, "fits"))
+    parts = _parts(len(goals), folds, seed)
     ridge, after = task.best_ridge(parts, ridges)
     maps = task.fitted(torch.ones(len(goals), dtype=torch.bool), ridge)
     before = task.average
@@ -390,6 +393,7 @@ class _Task:
     logits: Tensor
     goals: Tensor
     shift: bool
+    report: Callable[[], object]
 
     @cached_property
     def log_average(self) -> Tensor:
@@ -405,11 +409,14 @@ class _Task:
         """The maps for some rows of the examples, a mask (examples,)."""
         goals = self.goals[rows.to(self.goals.device)]
         if self.method == "isotonic":
+            self.report()
             return (fit_isotonic(self.average[rows.to(self.goals.device)], goals),)
         logits = self.log_average[None] if self.per == "average" else self.logits
         seen = logits[:, rows.to(logits.device)]
         fit = partial(fit_scaling, targets=goals, method=self.method, ridge=ridge or 0.0, shift=self.shift)
-        return tuple(fit(one[None]) for one in seen) if self.per == "member" else (fit(seen),)
+        maps = tuple(fit(one[None]) for one in seen) if self.per == "member" else (fit(seen),)
+        self.report()
+        return maps
 
     def mapped(self, maps: Sequence[Map], rows: Tensor) -> Tensor:
         """Calibrated average probabilities of some rows."""
@@ -497,7 +504,7 @@ class _Folding:
         kind: str,
         inputs: Inputs,
         seed: int,
-        path: str | None,
+        path: str | os.PathLike[str] | None,
     ) -> tuple[State | Population | Posterior | None, float | None, str]:
         """What was given with the maps folded in, the proof, and why there is none."""
         if self.model is None:

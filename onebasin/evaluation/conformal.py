@@ -316,7 +316,7 @@ class Conformal(Result):
         outputs = predict(self.model, self.networks, inputs, quantity="values", **given)
         noise, shape = self.options["noise"], (outputs.shape[1], *self.options["shape"])
         if noise == QUANTILES:
-            return *_quantiles(outputs, shape), torch.ones(shape, dtype=torch.float64)
+            return *_quantiles(outputs, shape), torch.ones(shape, dtype=torch.float64, device=outputs.device)
         bare = noise is None and self.method != "cqr"  # neither needs a law of the targets
         fits = outputs[0].numel() == math.prod(shape)
         means, spread = gaussians(outputs, torch.zeros(shape, device=outputs.device), 0.0 if bare and fits else noise)

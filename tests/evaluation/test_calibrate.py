@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -386,6 +387,20 @@ def test_the_ridge_is_the_one_of_least_cross_validated_loss() -> None:
     others = [ob.calibrate(MODEL, POPULATION[:1], some, "matrix", folds=3, ridge=r, **QUICK) for r in (0.001, 1.0)]
     assert found.ridge in (0.001, 0.01, 0.1, 1.0, 10.0)
     assert all(found.after["nll"].value <= other.after["nll"].value + 1e-12 for other in others)
+
+
+def test_a_folder_for_networks_and_progress(tmp_path: Path) -> None:
+    told: list[tuple[int, int, str]] = []
+    POPULATION.save(tmp_path / "raw")
+    stored = ob.Population.open(tmp_path / "raw")
+    found = ob.calibrate(MODEL, stored, DATA, "vector", per="member", ridge=0.1, folds=2, path=tmp_path / "new",
+                         progress=lambda *each: told.append(each), **QUICK)  # fmt: skip
+    assert isinstance(found.networks, ob.Population)
+    assert not found.networks.in_memory
+    memory = ob.calibrate(MODEL, POPULATION, DATA, "vector", per="member", ridge=0.1, folds=2, **QUICK).networks
+    assert isinstance(memory, ob.Population)
+    assert all(torch.equal(found.networks.tensor(name), memory.tensor(name)) for name in memory.names)
+    assert told[-1] == (3, 3, "fits")
 
 
 def test_refusals_name_the_remedy() -> None:
