@@ -356,6 +356,7 @@ class Target:
     outputs: Outputs | None = None
     likelihood: LogLikelihood | None = None
     _functions: dict[tuple[Any, ...], Ready] = field(default_factory=dict)
+    _refused: bool = False  # whether the compiler has refused mini-batch passes of several chains
 
     def buffers_for(self, chains: int) -> State:
         """The model's buffers, once per chain (chains, ...)."""
@@ -433,8 +434,11 @@ class Target:
                 if mode.bf16:
                     return self._wider(names, arguments, mode, refusal)
                 return self._looped(names, arguments, mode, refusal)
-            fast = compiled(eager, arguments, CLOSE_IN_BF16 if mode.bf16 else CLOSE) if self.compile else None
-        if self.compile and fast is None and mode.own and len(arguments[0]) > 1:
+            several, fast = len(arguments[0]) > 1, None
+            if self.compile and not (several and self._refused):
+                fast = compiled(eager, arguments, CLOSE_IN_BF16 if mode.bf16 else CLOSE)
+        if self.compile and fast is None and mode.own and several:
+            self._refused = True  # no further trials, each of which computes a gradient or two
             return self._one_by_one(names, arguments, mode) or Ready(eager, False)
         return Ready(fast or eager, fast is not None)
 
