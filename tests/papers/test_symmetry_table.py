@@ -511,12 +511,14 @@ def test_a_folder_of_another_run_is_refused(
 
 def test_share_within_runs_by_hand() -> None:
     """Two runs at 0 and 10, members one apart: 1 within; between 100, 121, 81 and 100."""
-    population = Population.from_stacked({"w": torch.tensor([0.0, 1.0, 10.0, 11.0])}, chain=torch.tensor([0, 0, 1, 1]))
+    population = Population.from_stacked(
+        {"w": torch.tensor([[0.0], [1.0], [10.0], [11.0]])}, chain=torch.tensor([0, 0, 1, 1])
+    )
     assert implicit.share_within(population, ["w"]) == pytest.approx(1 / ((100 + 121 + 81 + 100) / 4))
 
 
 def test_runs_without_meaning_have_a_share_of_one() -> None:
-    values = torch.randn(4_000, generator=torch.Generator().manual_seed(0))
+    values = torch.randn(4_000, 1, generator=torch.Generator().manual_seed(0))
     population = Population.from_stacked({"w": values}, chain=torch.arange(4_000) % 2)
     assert implicit.share_within(population, ["w"]) == pytest.approx(1.0, abs=0.05)
 
