@@ -310,6 +310,7 @@ def _shared_activations(
 ) -> int:
     """Bytes of activations for one example of so many networks that share tensors, measured on two examples."""
     rows, call = next(batches(inputs, 2))
+    examples: int = rows.stop - rows.start
     block = {name: value.expand(members, *value.shape) for name, value in state.items()}
     held = {
         name for name in block if name in shared or name not in dict(model.named_parameters(remove_duplicate=False))
@@ -320,7 +321,7 @@ def _shared_activations(
             _Together(model).run(block, call, held)
     except Exception:  # vmap refuses in many ways; then there is nothing to share
         return ROOM + 1
-    return ALIVE * widest.nbytes // (rows.stop - rows.start) + 1
+    return ALIVE * widest.nbytes // examples + 1
 
 
 def answers(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, widest: _Widest | None = None) -> Tensor:

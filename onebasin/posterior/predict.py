@@ -226,7 +226,9 @@ def _shared(model: nn.Module, members: Population | Drawn) -> frozenset[str]:
     if len(members) < 2:
         return frozenset()
     if isinstance(members, Population):
-        shared = members.constant_tensors(parameters)
+        _, two = next(members.blocks(2))  # of most populations they tell already that nothing is shared
+        alike = [name for name in parameters if torch.equal(two[name][0], two[name][1])]
+        shared = members.constant_tensors(alike) if 0 < len(alike) < len(parameters) else set()
     else:
         posterior = members.posterior
         if len(posterior.components) > 1:  # a block may hold draws of two, which have nothing in common

@@ -1,5 +1,6 @@
 """What a population predicts: against the networks one by one, for populations and for draws of a posterior."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -361,7 +362,7 @@ def test_a_shared_trunk_makes_room_for_more_members(monkeypatch: pytest.MonkeyPa
         sizes.append(portion(*given, **options))
         return sizes[-1]
 
-    monkeypatch.setattr("onebasin.posterior.predict.portion", noted)
+    monkeypatch.setattr(sys.modules[Drawn.__module__], "portion", noted)
     for population in (together, apart):
         found = predict(model, population, inputs, quantity="values")
         torch.testing.assert_close(found, one_by_one(model, population, inputs), rtol=1e-12, atol=1e-12)
