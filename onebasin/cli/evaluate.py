@@ -106,7 +106,7 @@ def evaluate(**options: Any) -> None:
       onebasin evaluate model.py:net draws/ test.npz --ood ood.npz -o record.json
       onebasin evaluate model.py:net posterior.safetensors test.npz --reference draws/ --json
       onebasin evaluate model.py:net posterior.safetensors test.npz --statistics train.npz
-      onebasin evaluate model.py:net laplace.safetensors test.npz --linearised probit
+      onebasin evaluate model.py:net posterior.safetensors test.npz --linearised probit
       onebasin evaluate onebasin.examples:digits_mlp draws/ digits:test --shift all --image-size 8x8
     """  # noqa: D301 - click reads the backspace: keep these lines apart
     from onebasin.cli.work.evaluate import evaluate as work

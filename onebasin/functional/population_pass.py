@@ -205,10 +205,11 @@ class _Together:
         shared = constant_over_members(self.model, block)
         if shared:
             with contextlib.suppress(Exception):  # the model writes into a shared tensor: each member gets its own
-                return self._run(block, call, shared)
-        return self._run(block, call, frozenset())
+                return self.run(block, call, shared)
+        return self.run(block, call, frozenset())
 
-    def _run(self, block: Mapping[str, Tensor], call: Call, shared: Collection[str]) -> Tensor:
+    def run(self, block: Mapping[str, Tensor], call: Call, shared: Collection[str]) -> Tensor:
+        """The same with the names of the tensors that all members share."""
         stacked = as_seen(self.model, block)
         dtype, device = floating_dtype(stacked), next(iter(stacked.values())).device
         fixed = fixed_buffers(self.model, device, dtype)
@@ -246,7 +247,13 @@ class Portion:
 
 
 def portion(
-    model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, *, chunk: int | None = None, batch: int | None = None
+    model: nn.Module,
+    state: Mapping[str, Tensor],
+    inputs: Inputs,
+    *,
+    chunk: int | None = None,
+    batch: int | None = None,
+    shared: Collection[str] = (),
 ) -> Portion:
     """Choose what is not given, from one pass of one network over two examples; with both given there is no such pass.
 
@@ -256,6 +263,7 @@ def portion(
         inputs: all examples.
         chunk: networks in one pass; None chooses.
         batch: examples in one pass; None chooses.
+        shared: names of the parameters that all networks have in common: what these determine is held once.
 
     Raises:
         InputError: a chunk of no networks was asked for, or a network does not give one row for each example.
@@ -269,6 +277,11 @@ def portion(
     batch = max(1, min(BATCH, examples, ROOM // (each.activations * (chunk or 1)))) if batch is None else batch
     weights = sum(tensor.nbytes for tensor in state.values()) + 1
     most = min(MEMBERS, HELD // (each.outputs * examples), HELD // weights)
+    if shared and chunk is None:
+        most = min(MEMBERS, HELD // (each.outputs * examples), ROOM // weights)
+        while most > 1 and _shared_activations(model, state, inputs, shared, most) * min(batch, examples) > ROOM:
+            most //= 2
+        return Portion(max(1, most), batch)
     return Portion(chunk or max(1, min(most, ROOM // max(1, min(batch, examples) * each.activations))), batch)
 
 
@@ -290,6 +303,25 @@ def footprint(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs) -> 
     widest = _Widest()
     result = answers(model, state, inputs, widest)
     return Footprint(ALIVE * widest.nbytes // len(result) + 1, result.nbytes // len(result) + 1)
+
+
+def _shared_activations(
+    model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, shared: Collection[str], members: int
+) -> int:
+    """Bytes of activations for one example of so many networks that share tensors, measured on two examples."""
+    rows, call = next(batches(inputs, 2))
+    examples: int = rows.stop - rows.start
+    block = {name: value.expand(members, *value.shape) for name, value in state.items()}
+    held = {
+        name for name in block if name in shared or name not in dict(model.named_parameters(remove_duplicate=False))
+    }
+    widest = _Widest()
+    try:
+        with widest:
+            _Together(model).run(block, call, held)
+    except Exception:  # vmap refuses in many ways; then there is nothing to share
+        return ROOM + 1
+    return ALIVE * widest.nbytes // examples + 1
 
 
 def answers(model: nn.Module, state: Mapping[str, Tensor], inputs: Inputs, widest: _Widest | None = None) -> Tensor:

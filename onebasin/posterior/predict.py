@@ -208,7 +208,8 @@ def forward_passes(
         return
     members = options.networks(networks)
     first = first_of(members)
-    sizes = portion(model, first, inputs, chunk=options.chunk, batch=options.batch)
+    shared = _shared(model, members) if options.chunk is None else frozenset()
+    sizes = portion(model, first, inputs, chunk=options.chunk, batch=options.batch, shared=shared)
     # Decided once, here: it must not depend on which worker runs which networks.
     together = vectorises(model, first, next(batches(inputs, options.sample_size()))[1], len(members))
     given = options.statistics if isinstance(networks, Posterior) else None
@@ -217,6 +218,24 @@ def forward_passes(
         work = _Forward(model, sizes, members, together=together)
         with closing(_chunks(executor, work, (inputs, statistics), options.progress)) as chunks:
             yield chunks
+
+
+def _shared(model: nn.Module, members: Population | Drawn) -> frozenset[str]:
+    """Names of the parameters that all networks have in common, where some differ."""
+    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False) if name in members.spec]
+    if len(members) < 2:
+        return frozenset()
+    if isinstance(members, Population):
+        _, two = next(members.blocks(2))  # of most populations they tell already that nothing is shared
+        alike = [name for name in parameters if torch.equal(two[name][0], two[name][1])]
+        shared = members.constant_tensors(alike) if 0 < len(alike) < len(parameters) else set()
+    else:
+        posterior = members.posterior
+        if len(posterior.components) > 1:  # a block may hold draws of two, which have nothing in common
+            return frozenset()
+        std = posterior.layout.shaped(posterior.components[0].covariance.std())
+        shared = {name for name in parameters if name not in std or not bool(std[name].any())}
+    return frozenset(shared) if len(shared) < len(parameters) else frozenset()
 
 
 def stale_statistics(

@@ -91,7 +91,7 @@ def test_help_and_completion_need_no_torch() -> None:
         "print([item.value for item in names], [name for name in ('torch', 'rich', 'numpy') if name in sys.modules])\n"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert result.stdout.splitlines()[-1] == "['sghmc', 'swag'] []"
+    assert result.stdout.splitlines()[-1] == "['sghmc', 'swa', 'swag'] []"
     assert set(group.commands) >= {"diagnose", "sample"}
 
 

@@ -1,5 +1,6 @@
 """What a population predicts: against the networks one by one, for populations and for draws of a posterior."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -347,6 +348,25 @@ def test_draws_of_a_last_layer_share_the_trunk() -> None:
     found = predict(model, posterior, inputs, draws=6, quantity="values", statistics=False)
     assert SEEN[-1] is False
     torch.testing.assert_close(found, one_by_one(model, networks, inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_a_shared_trunk_makes_room_for_more_members(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What all members have in common is held once, so the memory of activations does not bound how many there are."""
+    model, inputs = Watched(), torch.randn(400, 1, 4, 4, generator=seeded(2))
+    monkeypatch.setattr(networks, "ROOM", 400 * 6000)
+    together = heads(model, 8, "head.weight", "head.bias")
+    apart = population_of(model, 8, dtype=torch.float64)
+    sizes = []
+
+    def noted(*given: Any, **options: Any) -> Any:
+        sizes.append(portion(*given, **options))
+        return sizes[-1]
+
+    monkeypatch.setattr(sys.modules[Drawn.__module__], "portion", noted)
+    for population in (together, apart):
+        found = predict(model, population, inputs, quantity="values")
+        torch.testing.assert_close(found, one_by_one(model, population, inputs), rtol=1e-12, atol=1e-12)
+    assert sizes[0].chunk > sizes[1].chunk and sizes[0].batch == sizes[1].batch
 
 
 class Counting(nn.Module):

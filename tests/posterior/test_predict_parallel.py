@@ -276,7 +276,7 @@ def test_no_more_than_a_chunk_is_read_and_handed_on(stored: Population, monkeypa
     monkeypatch.setattr(populations, "gather", spy)
     with forward_passes(mlp(), stored, INPUTS, PredictOptions()) as chunks:
         handed = [len(outputs) for _, outputs in chunks]
-    assert max(read) == MEMBERS and sum(read) == 1 + 70  # one look at the first, to choose sizes and a way
+    assert max(read) == MEMBERS and sum(read) == 1 + 2 + 70  # a look at the first and at two, to choose sizes and a way
     assert handed == [16, 16, 16, 16, 6]
 
 
