@@ -43,7 +43,7 @@ GIVE_THE_PRIOR: dict[str, dict[str, Any]] = {
 POINT_OR_REFUSAL = {
     "ensemble": "ends at the mode of the prior",
     "swag": "walks without noise, and ends at the mode too",
-    "dropout": "needs data to train on",
+    **dict.fromkeys(("dropout", "batchensemble", "lpbnn", "masksembles", "mimo"), "needs data to train on"),
 }
 
 
@@ -70,7 +70,7 @@ def test_no_data_give_the_prior(name: str) -> None:
 @pytest.mark.parametrize("name", list(POINT_OR_REFUSAL))
 def test_no_data_leave_the_others_at_the_mode(name: str) -> None:
     walk = {"optimizer": "sgd", "lr": 0.2, "momentum": 0.5, "epochs": 300}
-    if name == "dropout":
+    if "needs data" in POINT_OR_REFUSAL[name]:
         with pytest.raises(InputError, match="needs data"):
             sample(perceptron(), None, name)
     else:
