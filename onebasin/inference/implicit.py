@@ -22,6 +22,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -120,7 +121,7 @@ class MemberMap(ABC):
             constant += 0.5 * one.share * float((proper / (2 * math.pi)).log().sum())
         return Prior(torch.cat(parts), constant)
 
-    @property
+    @cached_property
     def statistics(self) -> set[str]:
         """Names of the buffers that training may change, of which each member has its own; others are constants."""
         assert self.target.outputs is not None  # there are data

@@ -84,7 +84,7 @@ def test_neither_chunks_nor_the_disk_change_draws(method: str, tmp_path: Path) -
     assert_same(whole, drawn(method, chunk=2, path=tmp_path / "run"))
 
 
-@pytest.mark.parametrize("method", ["hmc", "mcbatchnorm"])
+@pytest.mark.parametrize("method", ["hmc", "mcbatchnorm", "masksembles"])
 def test_workers_do_not_change_draws(method: str) -> None:
     assert_same(reference(method), drawn(method, workers=2, chunk=2))
 

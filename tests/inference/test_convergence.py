@@ -137,6 +137,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "ema": {"draws": 2},
     "laplace": {"draws": 2},
     "dropout": {"draws": 2, "dropout": 0.001},
+    "batchensemble": {"members": 2},
+    "masksembles": {"members": 2},
     "vi": {"draws": 2, "init_std": 0.001, "lr_schedule": "constant", "lr": 1e-3},
 }
 

@@ -298,7 +298,7 @@ def test_the_penalty_of_a_latent_by_hand() -> None:
     assert still.sampled["weight"].flatten().tolist() == pytest.approx([10, 20])
 
 
-def test_members_of_lpbnn_take_turns_and_decode_fresh_latents() -> None:
+def test_members_of_lpbnn_take_turns_and_decode_fresh_latents(tmp_path: Path) -> None:
     model, data = perceptron().float(), (FLAT.float(), LABELS)
     method = LPBNN(members=2, draws=5, latent=3, epochs=2, batch=4)
     found = ob.sample(model, data, method, chains=2, compile=False)
@@ -309,8 +309,10 @@ def test_members_of_lpbnn_take_turns_and_decode_fresh_latents() -> None:
     ratio = weights[2] / weights[0]  # the same rows, other columns
     torch.testing.assert_close(ratio, ratio[:1].expand_as(ratio), rtol=1e-3, atol=1e-3)
     assert float((ratio[0] - 1).abs().max()) > 1e-3
-    whole = ob.sample(model, data, LPBNN(members=2, latent=3, epochs=2, batch=4), chains=2, compile=False)
-    assert torch.equal(whole.tensor("0.weight")[:2], weights[:2]) and len(whole) == 4
+    options: dict[str, Any] = {"chains": 2, "compile": False, "path": tmp_path / "run"}
+    few = ob.sample(model, data, LPBNN(members=2, latent=3, epochs=2, batch=4), **options)
+    assert torch.equal(few.tensor("0.weight")[:2], weights[:2]) and len(few) == 4
+    assert torch.equal(ob.sample(model, data, method, **options).tensor("0.weight"), weights)  # a run that goes on
 
 
 def test_each_example_meets_each_member_of_lpbnn() -> None:
@@ -601,6 +603,17 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
     assert torch.equal(found.log_density, whole.log_density) and torch.equal(found.chain, whole.chain)
     assert all(torch.equal(found.tensor(name), whole.tensor(name)) for name in whole.names)
     assert found.provenance["diagnostics"] == whole.provenance["diagnostics"]
+
+
+@pytest.mark.parametrize("method", list(OPTIONS))
+def test_trainings_that_are_computed_together_do_not_depend_on_each_other(method: str) -> None:
+    chosen = ob.inference.METHODS[method](epochs=3, batch=4, **OPTIONS[method])
+    together, alone = (
+        ob.sample(perceptron(), (FLAT, LABELS), chosen, chains=2, chains_per_batch=size, compile=False)
+        for size in (2, 1)
+    )
+    for name in together.names:
+        torch.testing.assert_close(together.tensor(name), alone.tensor(name), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("method", list(OPTIONS))

@@ -45,7 +45,7 @@ POINT_OR_REFUSAL = {
     "swag": "walks without noise, and ends at the mode too",
     "swa": "averages networks that all end there",
     "ema": "averages networks, the latest of which are there",
-    "dropout": "needs data to train on",
+    **dict.fromkeys(("dropout", "batchensemble", "lpbnn", "masksembles", "mimo"), "needs data to train on"),
     "mcbatchnorm": "needs data to take batches of",
 }
 
@@ -74,7 +74,7 @@ def test_no_data_give_the_prior(name: str) -> None:
 def test_no_data_leave_the_others_at_the_mode(name: str) -> None:
     walk = {"optimizer": "sgd", "lr": 0.2, "momentum": 0.5, "epochs": 300}
     walk |= {"ema_decay": 0.9} if name == "ema" else {}
-    if name in ("dropout", "mcbatchnorm"):
+    if "needs data" in POINT_OR_REFUSAL[name]:
         with pytest.raises(InputError, match="needs data"):
             sample(perceptron(), None, name)
     else:

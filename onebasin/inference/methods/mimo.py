@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -181,7 +182,7 @@ class Slots(MemberMap):
             else:
                 self.tensors[name] = MemberTensor(shape, of=name)
 
-    @property
+    @cached_property
     def statistics(self) -> set[str]:
         """None: the trunk is one."""
         return set()
