@@ -131,7 +131,7 @@ def moments(population: Population, names: Sequence[str], groups: Tensor, execut
         torch.zeros(number, width, dtype=torch.float64, device=_device(population)),
     )
     size = max(block_members(population.spec), _SHARE * number)
-    shards = ((members, groups[start : start + len(members)]) for start, members in population.parts(size))
+    shards = ((members, groups[start : start + len(members)]) for start, members in population.parts(size, shared=True))
     for present, part in population.reading_executor(executor or SerialExecutor()).map(
         _moments, shards, shared=total.names
     ):
@@ -288,7 +288,7 @@ class Deviations:
         return self.executor.map(self._work, self._shards(size, left), shared=align_tensors(what))
 
     def _shards(self, size: int, left: Tensor | None) -> Iterator[_Shard]:
-        for start, members in self.population.parts(size):
+        for start, members in self.population.parts(size, shared=True):
             rows = slice(start, start + len(members))
             yield members, self.groups[rows], None if left is None else align_tensors(left[rows])
 
