@@ -264,7 +264,10 @@ class Deviations:
         self.groups = torch.zeros(len(population), dtype=torch.int64) if groups is None else groups
         self.size = (len(population), layout.size)
         self.degrees = len(population) - len(centres)
-        self._work = _Work(layout, centres)  # one object for all products, so that it is sent once
+        small = len(population) * layout.size * vector_dtype(layout).itemsize <= _BLOCK_BYTES
+        one_shard = population.in_memory and len(population) <= block_members(population.spec)
+        hold = small and one_shard and isinstance(executor, SerialExecutor)
+        self._work = _Work(layout, centres, [] if hold else None)  # one object for all products, so it is sent once
 
     def times(self, right: Tensor) -> Tensor:
         """Shards of about 64 MB, laid end to end."""
@@ -295,14 +298,19 @@ class Deviations:
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """A product of some rows."""
+    """A product of some rows; where all networks are one shard, in this process, its rows are held."""
 
     layout: FlatLayout
     centres: Tensor
+    held: list[tuple[int, Tensor]] | None
 
     def __call__(self, what: tuple[str, Tensor | None], shard: _Shard) -> Tensor:
         members, groups, left = shard
-        x = RowMatrix(partial(deviations, members, self.layout, self.centres, groups))
+        rows: Rows = partial(deviations, members, self.layout, self.centres, groups)
+        if self.held is not None:
+            self.held.extend(() if self.held else rows())
+            rows = partial(iter, self.held)
+        x = RowMatrix(rows)
         name, right = what
         if left is not None:
             return x.gathered(left, self.layout.size)
