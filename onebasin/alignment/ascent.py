@@ -317,6 +317,12 @@ class Ascent:
             step = STEPS
         return self._targets([self._matrices(space, middle, path) for space in spaces])[0], step, gap
 
+    def value_of_mean(self) -> float:
+        """The overlap at the barycentre, which a random element reaches on average where signs do not matter."""
+        spaces = range(len(self.linear))
+        gains = (self._inner_of_mean(space, self.gains_placed(space, -1)[1]) for space in spaces)
+        return 0.5 * sum(gain + self._inner_of_mean(space, self.linear[space]) for space, gain in enumerate(gains))
+
     def _targets(self, gains: Sequence[Tensor]) -> tuple[Vertex, float]:
         """The best vertex for gains, and its value."""
         vertex, total = list(self.vertex), 0.0

@@ -34,6 +34,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from onebasin.alignment.layout import BlockAxis, BlockLayout, TensorBlock
@@ -91,6 +92,8 @@ class Part:
 
     def onto(self, number: int, factors: list[Tensor]) -> Tensor:
         """Sum onto the coordinates of a side, under the factors of all other sides: (M, coordinates)."""
+        if self._arrays is not None:
+            return torch.from_numpy(np.matmul(factors[1 - number][:, None].numpy(), self._arrays[number])[:, 0])
         if self._matrices is not None:
             return _times(factors[1 - number], self._matrices[number])
         product = self.values
@@ -123,6 +126,13 @@ class Part:
         return (turned, self.values) if self.sides[0].dims == (0,) else (self.values, turned)
 
     @cached_property
+    def _arrays(self) -> tuple[NDArray[np.float64], NDArray[np.float64]] | None:
+        """The same for numpy, where it is quicker."""
+        if self._matrices is None or len(self.values) == 1 or not _by_numpy(self.values):
+            return None
+        return self._matrices[0].numpy(), self._matrices[1].numpy()
+
+    @cached_property
     def _ways(self) -> dict[Side, tuple[list[int], tuple[int, ...], list[int]]]:
         """For every side: dims that are summed, the order of those that are kept, and the shape of a spread table."""
         sizes, ways = self.values.shape[1:], {}
@@ -143,8 +153,6 @@ def _times(factor: Tensor, matrices: Tensor) -> Tensor:
     """Rows (M, other) times matrices (M, other, own), or one matrix for all rows: (M, own)."""
     if len(matrices) == 1:
         return factor @ matrices[0]
-    if _by_numpy(matrices):
-        return torch.from_numpy(np.matmul(factor[:, None].numpy(), matrices.numpy())[:, 0])
     return torch.bmm(factor[:, None], matrices)[:, 0]
 
 
@@ -461,6 +469,11 @@ class Lift:
     values: Tensor  # (M, n) lift of each coordinate: `sign`, or what a dead unit was given
     floor: Tensor | None = None  # (M, n): s >= floor keeps v >= eps
     unit_variance: Tensor | None = None  # (M, n): s = unit_variance makes v + eps = 1
+
+    @cached_property
+    def pulls(self) -> dict[int, Tensor]:
+        """Sign of a direction -> what the lift alone weighs there, never quite zero."""
+        return {sign: (-sign * self.values).clamp_min(0).clamp_min(_TINY) for sign in (1, -1)}
 
     @cached_property
     def lifted(self) -> bool:
@@ -903,6 +916,11 @@ def best_step(masses: dict[int, Tensor], lift: Lift) -> tuple[Tensor, Tensor]:
 
 def _weight(masses: dict[int, Tensor], powers: list[int], lift: Lift, sign: int) -> Tensor:
     """Sum of |p| M_p over powers of one sign, with the lift of this side; never quite zero."""
+    if not lift.lifted and len(powers) == 1:
+        table = masses[powers[0]]
+        return (table if abs(powers[0]) == 1 else abs(powers[0]) * table).clamp_min(_TINY)
+    if lift.lifted and not powers:
+        return lift.pulls[sign]
     total = torch.zeros_like(lift.values) if not lift.lifted else (-sign * lift.values).clamp_min(0)
     for power in powers:
         total = total + (masses[power] if abs(power) == 1 else abs(power) * masses[power])

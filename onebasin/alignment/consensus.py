@@ -210,7 +210,7 @@ class AlignmentState:
         digest = hashlib.sha256()
         weights = frozenset(layout.tensors)
         for sums in self.population.reading_executor(executor).map(
-            _member_sums, self.population.parts(), shared=weights
+            _member_sums, self.population.parts(shared=True), shared=weights
         ):
             for name, values in sums.items():
                 digest.update(name.encode() + values.numpy().tobytes())
@@ -221,7 +221,7 @@ class AlignmentState:
         if not self.symmetry.dimensions:
             return
         layout = BlockLayout.of(self.symmetry, statistics=True)
-        for start, scales in executor.map(_balancing_scales, self.population.parts(), shared=layout):
+        for start, scales in executor.map(_balancing_scales, self.population.parts(shared=True), shared=layout):
             for name, factor in scales.factors.items():
                 self.elements.factors[name][:, start : start + factor.shape[1]] = factor
 
@@ -255,7 +255,7 @@ class AlignmentState:
         """Members, `size` at a time, with their elements so far."""
         for start in members[::size]:
             stop = min(members.stop, start + size)
-            yield self.population.part(start, stop), self.elements.some(start, stop)
+            yield self.population.part(start, stop, shared=True), self.elements.some(start, stop)
 
 
 def _member_sums(weights: frozenset[str], shard: tuple[int, Population]) -> State:
@@ -473,7 +473,7 @@ class Agreement:
 def overlap_of_moved(symmetry: Symmetry, population: Population, elements: Element, executor: Executor) -> float:
     """Mean overlap of two different members once each is moved by its element; the moved ones are not stored."""
     weights = _weights(symmetry, population)
-    shards = ((members, elements.some(start, start + len(members))) for start, members in population.parts())
+    shards = ((members, elements.some(start, start + len(members))) for start, members in population.parts(shared=True))
     total, norms = _joined(population.reading_executor(executor).map(_Sums(symmetry, weights), shards, shared=None))
     return _mean_overlap({name: total[name] for name in weights}, norms, len(population))
 
@@ -483,7 +483,7 @@ def agreement(
 ) -> Agreement:
     """Overlap of members and distances to a network (None: to their mean), in two passes over blocks, in float64."""
     weights = _weights(symmetry, population)
-    shards = ((members, None) for _, members in population.parts())
+    shards = ((members, None) for _, members in population.parts(shared=True))
     total, norms = _joined(population.reading_executor(executor).map(_Sums(symmetry, weights), shards, shared=None))
     members = len(population)
     first = population.member(0)
@@ -494,7 +494,7 @@ def agreement(
     centre = mean if reference is None else {**mean, **dict(reference)}
     weights_of_centre = {name: centre[name].cpu() for name in weights}
     distances = population.reading_executor(executor).map(
-        _squared_distances, population.parts(), shared=weights_of_centre
+        _squared_distances, population.parts(shared=True), shared=weights_of_centre
     )
     overlap = _mean_overlap({name: total[name] for name in weights}, norms, members)
     return Agreement(overlap, centre, torch.cat(list(distances)))

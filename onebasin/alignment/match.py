@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -534,7 +534,7 @@ def _random(overlap: Overlap, generator: torch.Generator | None) -> Vertex:
 Spreads = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 EFFORTS = ("full", "cheap", "thorough")
 MATCH_SCALES = ("reference", "keep")
-_NEAR = 0.25  # part of the overlap that is there from the start, from which networks count as close
+_NEAR = 0.25  # part of the overlap, above that of the mean over the group, from which networks count as close
 _SAME = 1e-9  # what is left of a distance when only rounding is left
 _ROUNDING = 1e-12  # of the squared norms: a distance that differs by less is the same
 _HALF = 0.5  # part of a barrier that is left by the move, below which networks are not unrelated
@@ -746,7 +746,7 @@ def match(
         start = overlap.value(assignment.identity())
     moved = is_better(result.value, start)
     element = assignment.element(result.vertex) if moved else symmetry.identity()
-    after = _inner(layout, first, symmetry.apply(element, second, check=False))
+    after = _inner(layout, first, _weights_moved(layout, element, second))
     element, distance, closer = _scaled(layout, (left, right), std, element, light_scales)
     if light_scales is not None and not closer:
         # Closer in the lightest form, farther in every scale that is offered: an order for the scales as they are.
@@ -790,7 +790,9 @@ def _scaled(
             total += _distance(layout, std[0], symmetry.apply(choice, std[1], kind="std"))
         return total
 
-    moved = [symmetry.apply(choice, b, check=False) for choice in choices]
+    narrow = any(b[name].is_floating_point() and b[name].dtype.itemsize < 4 for name in symmetry.shapes)
+    # Statistics may leave half precision too; else they are finite wherever the weights are.
+    moved = [symmetry.apply(g, b, check=False) if narrow else _weights_moved(layout, g, b) for g in choices]
     gaps = [distance_of(choice, state) for choice, state in zip(choices, moved, strict=True)]
     best = min(range(len(choices)), key=lambda n: (not math.isfinite(gaps[n]), gaps[n]))
     check_finite(moved[best], where="the moved network")
@@ -857,11 +859,21 @@ def _lightest(
         if std
         else None
     )
-    return light_scales, (
-        symmetry.apply(light_scales[0], a, check=False),
-        symmetry.apply(light_scales[1], b, check=False),
-        spreads,
-    )
+    first, second = (_weights_moved(layout, scales, x) for scales, x in zip(light_scales, (a, b), strict=True))
+    return light_scales, (first, second, spreads)
+
+
+def _weights_moved(layout: BlockLayout, element: Element, state: State) -> State:
+    """The moved network; running statistics, which are no weights, stay as they were."""
+    key = _weights_moved
+    if key not in layout.symmetry.derived:
+        spaces = (
+            replace(space, legs=tuple(leg for leg in space.legs if not is_statistic(leg.tensor)))
+            for space in layout.spaces
+        )
+        layout.symmetry.derived[key] = replace(layout.symmetry, spaces=tuple(spaces))
+    weights: Symmetry = layout.symmetry.derived[key]
+    return weights.apply(element, state, check=False)
 
 
 _TOGETHER = 1 << 21  # weights up to which two networks are balanced together: a copy of both costs little then
@@ -887,8 +899,10 @@ def _search(overlap: Overlap, effort: str, restarts: int, seed: int) -> SearchRe
     if effort != "cheap":
         result = search(overlap, restarts=restarts, generator=generator, thorough=effort == "thorough")
     identity = overlap.assignment.identity()
-    if result is not None and overlap.value(identity) < _NEAR * result.value:
-        return result
+    if result is not None:
+        chance = 0.0 if overlap.ascent is None else overlap.ascent.value_of_mean()
+        if overlap.value(identity) - chance < _NEAR * (result.value - chance):
+            return result
     vertex, value, sweeps = polish(overlap, identity)  # networks that are close already: climb from there as well
     if result is not None and result.value >= value:
         return result

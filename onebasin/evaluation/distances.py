@@ -214,7 +214,7 @@ def _ends(populations: tuple[Population, Population], tile: Tile) -> Ends:
     for members in tile:
         before = 0 if members.start < len(populations[0]) else len(populations[0])
         population = populations[1] if before else populations[0]
-        ends.append(population.part(members.start - before, members.stop - before))
+        ends.append(population.part(members.start - before, members.stop - before, shared=True))
     return ends[0], None if tile.left == tile.right else ends[1]
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from onebasin.errors import InputError, SpecError, explained
-from onebasin.parallel import Executor, SerialExecutor
+from onebasin.parallel import Executor, SerialExecutor, align_tensors
 from onebasin.population.arviz import OUTPUTS, posterior_arrays, tree
 from onebasin.population.check import source_problems
 from onebasin.population.draws import CHAIN, LOG_DENSITY, merge_chains, stack_draws
@@ -423,8 +423,11 @@ class Population(Result):
         for start in range(0, len(self), step):
             yield start, gather(self._sources, self._rows[start : start + step], self.spec)
 
-    def parts(self, size: int | None = None) -> Iterator[tuple[int, Population]]:
+    def parts(self, size: int | None = None, *, shared: bool = False) -> Iterator[tuple[int, Population]]:
         """Yield (start, at most `size` consecutive members), to be sent to a worker; about 64 MB each by default.
+
+        With `shared`, for work that does not write into them, tensors in memory are copied only where they lie
+        otherwise than in a worker.
 
         >>> whole = Population.from_stacked({"w": torch.arange(5.0)})
         >>> [(start, part.tensor("w").tolist()) for start, part in whole.parts(2)]
@@ -434,13 +437,13 @@ class Population(Result):
             raise InputError(f"a part has at least 1 member, found {size}: leave size out for about 64 MB")
         step = size or block_members(self.spec)
         for start in range(0, len(self), step):
-            yield start, self.part(start, min(start + step, len(self)))
+            yield start, self.part(start, min(start + step, len(self)), shared=shared)
 
-    def part(self, start: int, stop: int) -> Population:
+    def part(self, start: int, stop: int, *, shared: bool = False) -> Population:
         """Members start:stop alone, with the files they are in, or with copies of their tensors.
 
         Copies, so that their place and order in memory do not depend on where they are worked on: products of
-        matrices may round differently at another alignment.
+        matrices may round differently at another alignment. `shared` as in `parts`.
         """
         rows = self._rows[start:stop]
         offsets = torch.tensor([0, *(source.count for source in self._sources)]).cumsum(0)
@@ -452,8 +455,12 @@ class Population(Result):
             source, inside = self._sources[index], owner == index
             local = rows[inside] - offsets[index]
             if isinstance(source, MemorySource):
-                copies = {name: value[local.to(value.device)].contiguous() for name, value in source.tensors.items()}
-                source, local = MemorySource(copies, len(local)), torch.arange(len(local))
+                first, run = int(local[0]), torch.arange(len(local))
+                if shared and torch.equal(local, first + run):
+                    copies = align_tensors({n: value[first : first + len(run)] for n, value in source.tensors.items()})
+                else:
+                    copies = {n: value[local.to(value.device)].contiguous() for n, value in source.tensors.items()}
+                source, local = MemorySource(copies, len(local)), run
             positions[inside] = before + local
             sources.append(source)
             before += source.count

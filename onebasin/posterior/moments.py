@@ -131,7 +131,7 @@ def moments(population: Population, names: Sequence[str], groups: Tensor, execut
         torch.zeros(number, width, dtype=torch.float64, device=_device(population)),
     )
     size = max(block_members(population.spec), _SHARE * number)
-    shards = ((members, groups[start : start + len(members)]) for start, members in population.parts(size))
+    shards = ((members, groups[start : start + len(members)]) for start, members in population.parts(size, shared=True))
     for present, part in population.reading_executor(executor or SerialExecutor()).map(
         _moments, shards, shared=total.names
     ):
@@ -264,7 +264,10 @@ class Deviations:
         self.groups = torch.zeros(len(population), dtype=torch.int64) if groups is None else groups
         self.size = (len(population), layout.size)
         self.degrees = len(population) - len(centres)
-        self._work = _Work(layout, centres)  # one object for all products, so that it is sent once
+        small = len(population) * layout.size * vector_dtype(layout).itemsize <= _BLOCK_BYTES
+        one_shard = population.in_memory and len(population) <= block_members(population.spec)
+        hold = small and one_shard and isinstance(executor, SerialExecutor)
+        self._work = _Work(layout, centres, [] if hold else None)  # one object for all products, so it is sent once
 
     def times(self, right: Tensor) -> Tensor:
         """Shards of about 64 MB, laid end to end."""
@@ -288,21 +291,26 @@ class Deviations:
         return self.executor.map(self._work, self._shards(size, left), shared=align_tensors(what))
 
     def _shards(self, size: int, left: Tensor | None) -> Iterator[_Shard]:
-        for start, members in self.population.parts(size):
+        for start, members in self.population.parts(size, shared=True):
             rows = slice(start, start + len(members))
             yield members, self.groups[rows], None if left is None else align_tensors(left[rows])
 
 
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """A product of some rows."""
+    """A product of some rows; where all networks are one shard, in this process, its rows are held."""
 
     layout: FlatLayout
     centres: Tensor
+    held: list[tuple[int, Tensor]] | None
 
     def __call__(self, what: tuple[str, Tensor | None], shard: _Shard) -> Tensor:
         members, groups, left = shard
-        x = RowMatrix(partial(deviations, members, self.layout, self.centres, groups))
+        rows: Rows = partial(deviations, members, self.layout, self.centres, groups)
+        if self.held is not None:
+            self.held.extend(() if self.held else rows())
+            rows = partial(iter, self.held)
+        x = RowMatrix(rows)
         name, right = what
         if left is not None:
             return x.gathered(left, self.layout.size)
