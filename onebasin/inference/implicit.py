@@ -174,7 +174,7 @@ class MemberMap(ABC):
             member(*({name: value[number] for name, value in part.items()} for part in (weights, own)))
             for number in range(self.members)
         ]
-        after = {name: torch.stack([state[name] for _, state in results]) for name in own}
+        after = {name: torch.stack([state[name] for _, state in results]) for name in results[0][1]}
         return torch.stack([values for values, _ in results]), after
 
     def member(self, phi: State, buffers: State, number: int, latent: State) -> tuple[Tensor, State]:

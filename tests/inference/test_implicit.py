@@ -581,6 +581,22 @@ def test_a_model_that_vmap_refuses_is_unrolled_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("method", list(OPTIONS))
+@pytest.mark.parametrize("training", [True, False])
+def test_members_one_by_one_are_those_of_one_pass(method: str, training: bool) -> None:
+    work = Trained(ob.inference.METHODS[method](**OPTIONS[method]), convolutional(), IMAGES)
+    noise = work.kernel.map.noise(Streams(0, range(2), "step"), 12) if training else {}
+    arguments = work.state.position, {**work.state.buffers, **noise}
+    together = work.target(*arguments, training=training)
+    work.kernel.map._looped = True
+    work.target._functions.clear()
+    apart = work.target(*arguments, training=training)
+    torch.testing.assert_close(apart.potential, together.potential, rtol=CLOSE, atol=CLOSE)
+    torch.testing.assert_close(apart.gradient, together.gradient, rtol=1e-9, atol=1e-9)
+    for name, value in together.buffers.items():
+        torch.testing.assert_close(apart.buffers[name], value, rtol=CLOSE, atol=CLOSE)
+
+
+@pytest.mark.parametrize("method", list(OPTIONS))
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
