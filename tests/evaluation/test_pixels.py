@@ -535,7 +535,7 @@ def test_a_unet_is_discovered_trained_aligned_and_judged() -> None:
     after = evaluate(unet, ob.align(networks, symmetry).population, data[:2], ignore_index=VOID, **QUICK)
     for name, one in before.in_distribution.items():
         assert after.in_distribution[name].value == pytest.approx(one.value, abs=1e-4), name
-    assert before.in_distribution["mean_iou"].low > 0.45  # all background: 0.27
+    assert before.in_distribution["mean_iou"].low > 0.45  # all background: 0.24
     assert before.pixels == 20 * 15 * 16
     heads = ob.sample(UNet(2), (x, level), training, chains=2, prior=None, likelihood="laplace")
     found = evaluate(UNet(2), heads, (data[0], data[2]), likelihood="laplace", **QUICK)
