@@ -15,6 +15,7 @@ import onebasin as ob
 from onebasin.errors import InputError
 from onebasin.evaluation import pixels
 from onebasin.evaluation.evaluate import Evaluation, Resampling, estimates, evaluate
+from onebasin.examples.pixels import UNet, shapes
 from onebasin.functional import without
 from onebasin.functional.heads import GaussianHead, MixtureHead
 from onebasin.metrics.bootstrap import absolute
@@ -519,3 +520,25 @@ def test_iou_without_evaluation() -> None:
     assert float(mean_iou(predicted, targets)) == pytest.approx(expected.mean())
     assert math.isnan(iou_of(torch.zeros(2, 3, 4))[0])
     assert without(targets, 2).min() == -100
+
+
+def test_a_unet_is_discovered_trained_aligned_and_judged() -> None:
+    """Its four widths permute and scale; alignment changes no number; training finds shapes that chance does not."""
+    x, classes, level = shapes(48)
+    data = shapes(20, seed=1)
+    unet = UNet(3)
+    symmetry = ob.discover(unet, x[:2])
+    assert sorted(space.size for space in symmetry.spaces) == [8, 8, 8, 16]
+    training = ob.Ensemble(epochs=20, batch=16, lr=0.02)
+    networks = ob.sample(unet, (x, classes), training, chains=2, prior=None, ignore_index=VOID)
+    before = evaluate(unet, networks, data[:2], ignore_index=VOID, **QUICK)
+    after = evaluate(unet, ob.align(networks, symmetry).population, data[:2], ignore_index=VOID, **QUICK)
+    for name, one in before.in_distribution.items():
+        assert after.in_distribution[name].value == pytest.approx(one.value, abs=1e-4), name
+    assert before.in_distribution["mean_iou"].low > 0.45  # all background: 0.24
+    assert before.pixels == 20 * 15 * 16
+    heads = ob.sample(UNet(2), (x, level), training, chains=2, prior=None, likelihood="laplace")
+    found = evaluate(UNet(2), heads, (data[0], data[2]), likelihood="laplace", **QUICK)
+    spread = float(data[2][~data[2].isnan()].std())
+    assert found.in_distribution["rmse"].high < spread / 2
+    assert found.in_distribution["delta_1"].low > 0.7
