@@ -119,11 +119,6 @@ def _built(function: Function, arguments: Sequence[Tensor]) -> Function:
     graph = make_fx(function, decomposition_table=rewritings())(*arguments)
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes):
         raise ValueError("it draws random numbers, which must be those of the seed at each call")
-    # The compiler traces the graph again, where convolutions may lay their results out in another way than here: what
-    # was a view of one layout has to be a copy in the other, which `reshape` decides and `view` refuses.
-    for node in graph.graph.nodes:
-        if node.target is torch.ops.aten.view.default:
-            node.target = torch.ops.aten.reshape.default
     made: Any = torch._inductor.compile(graph, list(arguments))
     return lambda *tensors: tuple(made(*tensors))
 

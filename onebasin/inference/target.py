@@ -437,7 +437,9 @@ class Target:
             several, fast = len(arguments[0]) > 1, None
             if self.compile and not (several and self._refused):
                 fast = compiled(eager, arguments, CLOSE_IN_BF16 if mode.bf16 else CLOSE)
-        if self.compile and fast is None and mode.own and several:
+        # Where mini-batches were refused, the whole data, which training looks at once or twice, are not worth a trial;
+        # samplers of the whole data begin with it.
+        if self.compile and fast is None and several and (mode.own or not self._refused):
             self._refused = True  # no further trials, each of which computes a gradient or two
             return self._one_by_one(names, arguments, mode) or Ready(eager, False)
         return Ready(fast or eager, fast is not None)
@@ -447,7 +449,8 @@ class Target:
 
         Convolutions of several chains are grouped ones, in layouts that it cannot always follow; nor are they faster.
         """
-        one = [tensor[:1] for tensor in arguments]
+        chain_wise = 1 + len(names) + (len(arguments) if mode.own else 0)  # what follows are examples that all share
+        one = [tensor[:1] if place < chain_wise else tensor for place, tensor in enumerate(arguments)]
         key = (mode, *(tensor.shape for tensor in one))
         if key not in self._functions:
             self._functions[key] = self._ready(names, one, mode)
@@ -456,7 +459,9 @@ class Target:
             return None
 
         def each(*tensors: Tensor) -> tuple[Tensor, ...]:
-            results = [alone.function(*(tensor[row : row + 1] for tensor in tensors)) for row in range(len(tensors[0]))]
+            rows = [slice(row, row + 1) for row in range(len(tensors[0]))]
+            own, shared = tensors[:chain_wise], tensors[chain_wise:]
+            results = [alone.function(*(tensor[row] for tensor in own), *shared) for row in rows]
             return tuple(torch.cat(parts) for parts in zip(*results, strict=True))
 
         return Ready(each, True)

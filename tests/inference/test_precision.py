@@ -179,3 +179,22 @@ def test_chains_that_the_compiler_refuses_together_are_compiled_one_by_one(
         passed(fast, position[:2], bf16=True)
         fast(position, fast.buffers_for(3))
         assert len(asked) == 3, "the pass of one chain serves any number of them, and whole data are not tried"
+
+
+def test_gradients_of_the_whole_data_are_compiled_one_by_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As HMC asks for them: the examples are the same for all chains."""
+    asked = []
+
+    def compiled(function: Any, arguments: Any, close: float) -> Any:
+        asked.append(len(arguments[0]))
+        return None if len(arguments[0]) > 1 else lambda *tensors: function(*tensors)
+
+    monkeypatch.setattr("onebasin.inference.target.compiled", compiled)
+    model = residual("bn")
+    eager, fast = (target_of(model, (X, Y), prior=0.5, compile=compile) for compile in (False, True))
+    position = states(eager, model, 3)
+    expected, found = (target(position, target.buffers_for(3)) for target in (eager, fast))
+    assert asked == [3, 1]
+    assert all(ready.compiled for ready in fast._functions.values())
+    torch.testing.assert_close(found.gradient, expected.gradient, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.potential, expected.potential)
