@@ -263,7 +263,7 @@ def portion(
         inputs: all examples.
         chunk: networks in one pass; None chooses.
         batch: examples in one pass; None chooses.
-        shared: names of the parameters that all networks have in common: what these determine is held once.
+        shared: names of the tensors that all networks have in common: what these determine is held once.
 
     Raises:
         InputError: a chunk of no networks was asked for, or a network does not give one row for each example.
@@ -312,13 +312,10 @@ def _shared_activations(
     rows, call = next(batches(inputs, 2))
     examples: int = rows.stop - rows.start
     block = {name: value.expand(members, *value.shape) for name, value in state.items()}
-    held = {
-        name for name in block if name in shared or name not in dict(model.named_parameters(remove_duplicate=False))
-    }
     widest = _Widest()
     try:
         with widest:
-            _Together(model).run(block, call, held)
+            _Together(model).run(block, call, shared)
     except Exception:  # vmap refuses in many ways; then there is nothing to share
         return ROOM + 1
     return ALIVE * widest.nbytes // examples + 1

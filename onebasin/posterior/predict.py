@@ -221,21 +221,25 @@ def forward_passes(
 
 
 def _shared(model: nn.Module, members: Population | Drawn) -> frozenset[str]:
-    """Names of the parameters that all networks have in common, where some differ."""
-    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False) if name in members.spec]
+    """Names of the tensors that all networks have in common, where some parameter is among them and some is not."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+    def some(names: set[str]) -> bool:
+        return bool(parameters & names) and bool(parameters - names)
+
     if len(members) < 2:
         return frozenset()
     if isinstance(members, Population):
         _, two = next(members.blocks(2))  # of most populations they tell already that nothing is shared
-        alike = [name for name in parameters if torch.equal(two[name][0], two[name][1])]
-        shared = members.constant_tensors(alike) if 0 < len(alike) < len(parameters) else set()
+        alike = {name for name, value in two.items() if torch.equal(value[0], value[1])}
+        shared = members.constant_tensors(alike) if some(alike) else set()
+    elif len(members.posterior.components) > 1:  # a block may hold draws of two, which have nothing in common
+        return frozenset()
     else:
         posterior = members.posterior
-        if len(posterior.components) > 1:  # a block may hold draws of two, which have nothing in common
-            return frozenset()
         std = posterior.layout.shaped(posterior.components[0].covariance.std())
-        shared = {name for name in parameters if name not in std or not bool(std[name].any())}
-    return frozenset(shared) if len(shared) < len(parameters) else frozenset()
+        shared = {name for name in posterior.spec if name not in std or not bool(std[name].any())}
+    return frozenset(shared) if some(shared) else frozenset()
 
 
 def stale_statistics(
