@@ -28,8 +28,8 @@ NOISE = 1e-6  # gains below this part of the overlap are rounding, in float32
 SWEEPS = 100
 STEPS = 24  # Frank-Wolfe steps at most; related networks take 2 to 5, and unrelated ones gain little afterwards
 FLAT = 1e-4  # a step that promises less than this part of the overlap ends the search: the polish is cheaper
-# After the first step f(X) + gap is what a linear f could still reach. Of 76 pairs of seven architectures on which the
-# grown vertex was hardly polished, none with less than 1.03 of the overlap there ended higher by more than 0.1 %.
+# After the first step f(X) + gap is what a linear f could still reach. Over the known overlap it was 1.00 to 1.03 on
+# ResNet-20s, where the search always ended lower, and 1.03 to 1.16 on smaller networks, where it mostly ended higher.
 PROMISE = 1.03
 
 

@@ -69,6 +69,8 @@ class RowMatrix:
         return torch.cat([block.square().sum(1, dtype=torch.float64) for _, block in self.rows()])
 
 
+_CACHED = 1 << 17  # numbers in float64 that stay in a processor's cache between two operations
+_TOGETHER = 128  # columns
 _SHARE = 16  # networks in a shard for each group, at least: what comes back are the numbers of four of them
 _BLOCK_BYTES = 256 << 20  # of a centred block: its products with a sketch are then bound by arithmetic, not by memory
 
@@ -167,10 +169,21 @@ def _rows(values: Tensor, chosen: Tensor) -> Tensor:
 
 
 def _own(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and sum of squared deviations from it (d,), float64, of rows (n, d)."""
-    wide = rows.double()
-    if wide is rows:
-        wide = rows.clone()
+    """Mean and sum of squared deviations from it (d,), float64, of rows (n, d).
+
+    A range of columns at a time, that stays in the cache: memory fetched for a copy of all would cost more than the
+    sums. Ranges are multiples of what torch adds up together, so that they change no bit.
+    """
+    columns = max(1, _CACHED // max(1, len(rows)) // _TOGETHER) * _TOGETHER
+    pieces = [_own_columns(part) for part in rows.split(columns, dim=1)]
+    if len(pieces) == 1:
+        return pieces[0]
+    means, squares = zip(*pieces, strict=True)
+    return torch.cat(means), torch.cat(squares)
+
+
+def _own_columns(rows: Tensor) -> tuple[Tensor, Tensor]:
+    wide = torch.empty(rows.shape, dtype=torch.float64, device=rows.device).copy_(rows)
     mean = wide.mean(0)
     return mean, wide.sub_(mean).square_().sum(0)
 

@@ -294,7 +294,11 @@ def _move_one(expanded: ExpandedElement, tensor: Tensor, legs: list[tuple[int, L
             continue
         index, factor = _axis_action(expanded, here, tensor.shape[axis + 1])
         if index is not None and any(expanded.permuting[number] for number, _ in here):
-            moved = moved.index_select(axis + 1, index[0].to(tensor.device))
+            places = index.to(tensor.device)
+            if axis == tensor.dim() - 2 and axis:  # picking single numbers out of rows: several times as quick
+                moved = moved.gather(axis + 1, places.reshape((1,) * (tensor.dim() - 1) + (-1,)).expand_as(moved))
+            else:
+                moved = moved.index_select(axis + 1, places[0])
         if factor is not None:
             factors.append(factor.reshape(1, *[-1 if a == axis else 1 for a in range(tensor.dim() - 1)]))
     moved = moved.clone(memory_format=torch.contiguous_format) if moved is tensor else moved

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
-from onebasin import Symmetry
+from onebasin import Symmetry, discover
 from onebasin.cli import inputs, load, progress, words
 from onebasin.cli.main import group
 from onebasin.cli.work import discover as discover_verb
@@ -93,6 +94,36 @@ def test_help_and_completion_need_no_torch() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert result.stdout.splitlines()[-1] == "['sghmc', 'swa', 'swag'] []"
     assert set(group.commands) >= {"diagnose", "sample"}
+
+
+def test_align_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+    """With its symmetry at hand it needs no tracer, and never more of scipy than the solver."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    discover(model, torch.zeros(2, 3)).save(tmp_path / "symmetry.json")
+    folder = tmp_path / "networks"
+    folder.mkdir()
+    for number in range(3):
+        save_file(dict(model.state_dict()), folder / f"{number}.safetensors")
+    heavy = (
+        "torch._dynamo",
+        "sympy",
+        "scipy.optimize",
+        "scipy.stats",
+        "sklearn",
+        "matplotlib",
+        "transformers",
+        "pandas",
+    )
+    arguments = [str(folder), "--symmetry", str(tmp_path / "symmetry.json"), "-o", str(tmp_path / "aligned")]
+    code = (
+        "import sys\n"
+        "from onebasin.cli.main import main\n"
+        f"assert main(['align', *{arguments!r}]) == 0\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert result.stdout.splitlines()[-1] == "[]"
+    assert (tmp_path / "aligned").is_dir()
 
 
 def test_the_words_of_options_are_those_of_the_library() -> None:
