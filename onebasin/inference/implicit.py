@@ -141,7 +141,8 @@ class MemberMap(ABC):
 
     def one(self, phi: Mapping[str, Tensor], buffers: State, given: Any, training: bool) -> tuple[Tensor, State]:
         """Mean over members of the log likelihood of each example (n,), less its share of the penalty."""
-        unrolled = self.unroll(dict(phi), buffers)
+        with torch.autocast(self.target.layout.device.type, enabled=False):  # weights and penalty keep their digits
+            unrolled = self.unroll(dict(phi), buffers)
         values, after = self.passed(unrolled.sampled, buffers, given, training)
         value = values.mean(0)
         if unrolled.penalty is not None:

@@ -686,16 +686,16 @@ def judged(called: Outputs, likelihood: LogLikelihood) -> OneNetwork:
     def one(sampled: Mapping[str, Tensor], own: State, given: Any, training: bool) -> tuple[Tensor, State]:
         arguments, goal = given
         outputs, after = called(sampled, own, arguments, training)
-        if not torch.is_autocast_enabled(outputs.device.type):
-            return _judged(likelihood, outputs, goal), after
-        with torch.autocast(outputs.device.type, enabled=False):  # the loss in float32, of float32 outputs
-            return _judged(likelihood, widened(outputs), goal), after
+        return log_likelihoods(likelihood, outputs, goal), after
 
     return one
 
 
-def _judged(likelihood: LogLikelihood, outputs: Tensor, goal: Any) -> Tensor:
-    """Log likelihoods (n,) of targets, or mixtures of those of two targets each."""
+def log_likelihoods(likelihood: LogLikelihood, outputs: Tensor, goal: Any) -> Tensor:
+    """Log likelihoods (n,) of targets, or mixtures of those of two targets each; under autocast in float32."""
+    if torch.is_autocast_enabled(outputs.device.type):
+        with torch.autocast(outputs.device.type, enabled=False):
+            return log_likelihoods(likelihood, widened(outputs), goal)
     if not isinstance(goal, MixedTargets):
         return likelihood(outputs, goal)
     return goal.share * likelihood(outputs, goal.targets) + (1 - goal.share) * likelihood(outputs, goal.partners)

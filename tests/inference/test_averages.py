@@ -49,6 +49,17 @@ def test_swa_is_the_mean_of_the_ends_of_its_cycles() -> None:
     assert [stage.steps for stage in plan.stages] == [32 - 9, 6] and (plan.thin, plan.draws) == ((3,), 1)
 
 
+@pytest.mark.parametrize("low", [None, 0.01])
+def test_averaged_networks_are_trained_as_those_before(low: float | None) -> None:
+    options: dict[str, Any] = {"weight_decay": 0.1, "nesterov": True, "augment": ("mixup",), "precision": "bf16"}
+    data = X.float(), Y.float()
+    before, after = ob.SWA(**TRAINING, **options, low=low).plan(target_of(net().float(), data, noise=0.5)).stages
+    first, walk = before.kernel, after.kernel.walk
+    assert walk.transforms == first.transforms != () and walk.bf16 and first.bf16
+    for name in ("name", "momentum", "nesterov", "weight_decay"):
+        assert getattr(walk.optimizer, name) == getattr(first.optimizer, name)
+
+
 def test_the_rate_of_a_cycle_is_that_of_the_paper() -> None:
     optimizer = CyclicalOptimizer("sgd", 0.1, cycle=4, low=0.02)
     found = [optimizer.lr_at(StepIndex(step, 0)) for step in range(8)]
@@ -58,10 +69,13 @@ def test_the_rate_of_a_cycle_is_that_of_the_paper() -> None:
     assert [walk.lr_at(StepIndex(step, 0)) for step in (0, 50)] == [0.1, 0.1]
 
 
-@pytest.mark.parametrize("norm", [False, True])
-def test_swa_is_the_mean_of_swag(norm: bool) -> None:
-    swa = sample(net(norm), (X, Y), "swa", share=0.5, **TRAINING, **RUN)
-    swag = ob.SWAG(**{**TRAINING, "epochs": 4}, collect=4)
+@pytest.mark.parametrize(
+    ("norm", "more"),
+    [(False, {}), (True, {}), (False, {"weight_decay": 0.1, "nesterov": True, "augment": ("mixup",)})],
+)
+def test_swa_is_the_mean_of_swag(norm: bool, more: dict[str, Any]) -> None:
+    swa = sample(net(norm), (X, Y), "swa", share=0.5, **TRAINING, **more, **RUN)
+    swag = ob.SWAG(**{**TRAINING, "epochs": 4}, **more, collect=4)
     posterior = ob.approximate(net(norm), (X, Y), swag, **RUN)
     assert len(swa) == 2 and swa.chain is not None and swa.chain.tolist() == [0, 1]
     for chain, component in enumerate(posterior.components):

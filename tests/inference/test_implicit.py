@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import onebasin as ob
 from onebasin.errors import InputError
 from onebasin.inference import driver
+from onebasin.inference.augment import MiniBatch
 from onebasin.inference.implicit import MemberKernel, MemberState
 from onebasin.inference.job import job_of
 from onebasin.inference.methods.batchensemble import BatchEnsemble
@@ -462,6 +463,54 @@ def test_mimo_is_the_published_network(make: Callable[[], nn.Module], inputs: Te
         assert_potential(found, chain, phi, likelihood, log_prior(phi, own, 3, 0.7))
         for name, value in statistics(direct.inner).items():
             torch.testing.assert_close(found.buffers[name][chain], value, rtol=0, atol=CLOSE)
+
+
+def test_slots_of_mixed_examples_are_judged_by_both_targets() -> None:
+    work = Trained(MIMO(members=3, repetition=2, batch=6), perceptron(), FLAT, prior=None)
+    rows = torch.tensor([0, 2, 3, 5, 7, 11])
+    noise = work.kernel.map.noise(Streams(0, range(2), "step"), 6)
+    mixed: list[MiniBatch] = []
+
+    def change(batch: MiniBatch) -> MiniBatch:
+        mixed.append(ob.Mixup(alpha=1.0).apply(batch, [torch.Generator().manual_seed(chain) for chain in range(2)]))
+        return mixed[0]
+
+    each = rows.expand(2, -1)
+    state = work.state
+    found = work.target(state.position, {**state.buffers, **noise}, each, training=True, change=change)
+    batch = mixed[0]
+    assert batch.partners is not None and batch.share is not None
+    for chain in range(2):
+        phi, seen = work.phi(chain), noise[":order"][chain]
+        outputs = Several(work.model, phi, 3).train()(*(batch.inputs[0][chain][own] for own in seen))
+        values = []
+        for head, own in enumerate(seen):
+            logs = outputs[:, head].log_softmax(1)
+            pair = [logs.gather(1, goals[chain][own][:, None])[:, 0] for goals in (batch.targets, batch.partners)]
+            share = batch.share[chain][own]
+            values.append((share * pair[0] + (1 - share) * pair[1]).sum())
+        likelihood = 12 / 6 * torch.stack(values).mean() / 2
+        assert_potential(found, chain, phi, likelihood, torch.zeros((), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("method", [LPBNN(members=3, latent=4, latent_weight=5.0), MIMO(members=3)])
+def test_bfloat16_is_for_the_networks_not_for_penalties_and_losses(method: Any) -> None:
+    """At weights of zero outputs are the last bias, in any precision; what differs is what is computed around them."""
+    seen: list[torch.dtype] = []
+
+    def likelihood(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append(outputs.dtype)
+        return -F.cross_entropy(outputs, targets, reduction="none")
+
+    work = Trained(method, perceptron().float(), FLAT.float(), likelihood=likelihood)
+    seen.clear()
+    phi = work.target.layout.split(work.state.position)
+    still = {name: value if ":" in name else torch.zeros_like(value) for name, value in phi.items()}
+    place, rows = work.target.layout.join(still), torch.arange(12)
+    buffers = {**work.state.buffers, **work.kernel.map.noise(Streams(0, range(2), "step"), 12)}
+    full, half = (work.target(place, buffers, rows, training=True, bf16=bf16) for bf16 in (False, True))
+    torch.testing.assert_close(half.potential, full.potential, rtol=1e-6, atol=0)
+    assert set(seen) == {torch.float32}
 
 
 @pytest.mark.parametrize(("make", "inputs"), MODELS)

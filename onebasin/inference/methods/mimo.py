@@ -36,7 +36,7 @@ from onebasin.inference.implicit import MemberMap, MemberTensor, Unrolled, check
 from onebasin.inference.kernel import ChainPlan
 from onebasin.inference.layers import WEIGHTED, WeightLayer, few, ran, weight_layers
 from onebasin.inference.seeds import Streams, generator
-from onebasin.inference.target import Target
+from onebasin.inference.target import MixedTargets, Target, log_likelihoods
 from onebasin.inference.training import TrainedMethod
 from onebasin.state import State
 
@@ -224,7 +224,7 @@ class Slots(MemberMap):
         called, likelihood = self.target.outputs, self.target.likelihood
         assert called is not None and likelihood is not None  # there are data
         call, targets = given
-        seen = buffers[_ORDER]
+        mixed, seen = isinstance(targets, MixedTargets), buffers[_ORDER]
         leaves, structure = tree_flatten(call)
         slots = torch.cat([leaves[0][seen[number]] for number in range(self.members)], self.axis)
         several = tree_unflatten([slots], structure)
@@ -234,9 +234,11 @@ class Slots(MemberMap):
 
         def head(weights: State, asked: State) -> tuple[Tensor, State]:
             outputs, after = called({**shared, **weights}, own, several, True)
-            return likelihood(outputs, asked["targets"]), after
+            goal = MixedTargets(**asked) if mixed else asked["targets"]
+            return log_likelihoods(likelihood, outputs, goal), after
 
-        values, after = self.each(head, heads, {"targets": targets[seen]})
+        wanted = targets._asdict() if mixed else {"targets": targets}
+        values, after = self.each(head, heads, {name: value[seen] for name, value in wanted.items()})
         value = values.mean(0).reshape(self.repetition, -1).mean(0)
         return value, {**buffers, **{name: state[0] for name, state in after.items()}}
 

@@ -16,7 +16,7 @@ with the same training, walk and number of networks.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -38,7 +38,8 @@ class SWA(TrainedMethod):
         draws: networks from each training: 1 gives the average; each further draw is the average again, with one
             network more in it.
         share: the share of the epochs in which networks are averaged, the last ones.
-        step: the learning rate while networks are averaged, at the start of a cycle; None for `lr`.
+        step: the learning rate while networks are averaged, at the start of a cycle; None for `lr`. Batch, momentum,
+            decay, transforms and precision are those of training.
         low: the learning rate at the end of a cycle, to which it falls in a line; None for a constant rate.
         every: steps in a cycle, from one averaged network to the next; None for an epoch.
         walk: the optimizer while networks are averaged, "sgd" or "adam"; None for that of training.
@@ -71,15 +72,20 @@ class SWA(TrainedMethod):
         every = minibatches.per_epoch if self.every is None else self.every
         cycles = max(1, round(self.share * whole.steps / every))
         before = replace(whole, steps=max(0, whole.steps - cycles * every))
-        kernel = SWAKernel(Training(target, self._walk(every, target.compile), minibatches), every)
+        kernel = SWAKernel(self.trainer(target, self._walk(every, target.compile), minibatches), every)
         return ChainPlan((before, Stage("averaging", kernel, (cycles - 1) * every)), self.draws, (every,))
 
     def _walk(self, every: int, compile_: bool = False) -> Optimizer:
         step = self.lr if self.step is None else self.step
-        settings = (self.walk or self.optimizer, step, self.momentum, self.decay)
+        name = self.walk or self.optimizer
+        options: dict[str, Any] = {
+            "compile": compile_,
+            "nesterov": self.nesterov and name == "sgd",
+            "weight_decay": self.weight_decay,
+        }
         if self.low is None:
-            return Optimizer(*settings, compile=compile_)
-        return CyclicalOptimizer(*settings, cycle=every, compile=compile_, low=self.low)
+            return Optimizer(name, step, self.momentum, self.decay, **options)
+        return CyclicalOptimizer(name, step, self.momentum, self.decay, cycle=every, low=self.low, **options)
 
 
 @dataclass(frozen=True)
