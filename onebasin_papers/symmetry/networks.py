@@ -215,6 +215,9 @@ def methods_of(workspace: SymmetryWorkspace) -> dict[str, str]:
     return {**METHODS, **{title: title for title in workspace.own.methods}}
 
 
+AVERAGES = {"swa": "SWA", "ema": "EMA"}  # not in the paper: one network from each run, an average over its training
+
+
 def implicit_of(workspace: SymmetryWorkspace) -> dict[str, str]:
     """Key -> title of the implicit ensembles that the architecture allows.
 
@@ -300,6 +303,10 @@ def _method(settings: SymmetrySettings, method: str) -> ob.Method:
         return ob.SWAG(draws=draws, step=settings.swag_rate, collect=collect, rank=min(20, collect - 1), **around)
     if method in IMPLICIT:
         return _implicit(settings, method)
+    if method == "swa":
+        return ob.SWA(step=settings.swag_rate, **training(settings))
+    if method == "ema":
+        return ob.EMA(**training(settings))
     if method == "laplace":
         return ob.Laplace(draws=draws, layers=settings.laplace_layers, structure=settings.laplace_structure, **around)
     return ob.SGHMC(

@@ -76,7 +76,7 @@ class SymmetrySettings(Settings):
         vi_epochs: of variational inference.
         vi_rate: learning rate of variational inference.
         swag_collect: networks that SWAG fits a Gaussian to.
-        swag_rate: learning rate of SWAG while they are collected.
+        swag_rate: learning rate of SWAG and SWA while they are collected.
         laplace_layers: layers whose weights are uncertain for Laplace.
         laplace_structure: of the curvature that Laplace uses.
         sghmc_rate: step of SGHMC.
@@ -218,6 +218,8 @@ TERMS = {
     "dropout": "training with units left out at random; a draw is a network with some of its units left out",
     "viBNN": "variational inference: the closest Gaussian with independent weights",
     "SWAG": "a Gaussian through the places that SGD visits after training",
+    "SWA": "the mean of the networks that SGD visits at the end of training, one network",
+    "EMA": "the moving average of a training, one network",
     "Laplace": "a Gaussian whose shape is the curvature of the loss at a trained network; here of its last layer",
     "SGHMC": "stochastic gradient Hamiltonian Monte Carlo: a chain of noisy steps on small batches",
     "BatchEnsemble": "networks that share their weights, each with factors of its own for rows and columns",

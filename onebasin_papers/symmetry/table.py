@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import onebasin as ob
 from onebasin_papers.numbers import mean_number
 from onebasin_papers.symmetry.networks import (
+    AVERAGES,
     IMPLICIT,
     METHODS,
     SymmetryWorkspace,
@@ -203,7 +204,7 @@ class Row:
 
 
 def rows(workspace: SymmetryWorkspace) -> list[Row]:
-    """All rows, in the paper's order: one-mode methods, multi-mode methods, deep ensembles, HMC."""
+    """All rows, in the paper's order: one-mode methods, multi-mode methods, one network of each run, HMC."""
     return workspace.cached("rows", lambda: _measured(workspace))
 
 
@@ -227,13 +228,15 @@ def _measured(workspace: SymmetryWorkspace) -> list[Row]:
             runs = 1 if form == ONE else settings.runs
             measured_rows.append(Row(title, form, runs, networks // runs, repeated))
             done += 1
-    workspace.progress(done, total, "measuring deep ensembles and HMC")
-    begun = starts(workspace)
-    ensembles = tuple(
-        (numbers(workspace, begun[group * settings.runs : (group + 1) * settings.runs]),)
-        for group in range(settings.groups)
-    )
-    return [*measured_rows, Row(ENSEMBLE, MULTI, settings.runs, 1, ensembles), *_chains(workspace)]
+    workspace.progress(done, total, "measuring deep ensembles, averages and HMC")
+    singles = {ENSEMBLE: starts(workspace)} | {title: runs_of(workspace, method) for method, title in AVERAGES.items()}
+    for title, population in singles.items():
+        ensembles = tuple(
+            (numbers(workspace, population[group * settings.runs : (group + 1) * settings.runs]),)
+            for group in range(settings.groups)
+        )
+        measured_rows.append(Row(title, MULTI, settings.runs, 1, ensembles))
+    return [*measured_rows, *_chains(workspace)]
 
 
 def _forms(population: ob.Population, workspace: SymmetryWorkspace, form: str, group: int) -> Iterator[ob.Population]:
@@ -408,7 +411,7 @@ _WORTH = ("accuracy", "brier", "ece", "ace", "aupr", "fpr95")  # what distance i
 
 def claims(workspace: SymmetryWorkspace, rows: Sequence[Row]) -> Iterator[report.Claim]:
     """All claims, each with its verdict; they are about the paper's methods."""
-    others = {*workspace.own.methods, *IMPLICIT.values()}
+    others = {*workspace.own.methods, *IMPLICIT.values(), *AVERAGES.values()}
     rows = [row for row in rows if row.method not in others]
     for words, measure, better, unit in _BETTER:
         yield _multi_mode(rows, words, measure, better, unit)

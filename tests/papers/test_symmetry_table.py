@@ -142,6 +142,8 @@ def test_every_row_of_the_table_has_all_numbers(record: Record) -> None:
         *((title, ONE) for title in titles),
         *((title, MULTI) for title in titles),
         ("Deep ensemble", MULTI),
+        ("SWA", MULTI),
+        ("EMA", MULTI),
         ("HMC", ONE),
         ("HMC", MULTI),
     ]
