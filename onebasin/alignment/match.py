@@ -294,6 +294,9 @@ def _flat(array: Tensor, dims: list[tuple[int, ...]]) -> Tensor:
 _POLISHED = 5e-3  # a grown vertex that the polish improves by less was hardly improved
 _TIE = 1e-7  # overlaps closer than this, relatively, are equal up to rounding
 _NARROW = 256  # up to this width a descent takes a tenth of a second
+# Up to this width a descent costs a few per cent of a match. Ended early it lost up to 3 % of the overlap in 4 of 750
+# pairs of widths 1 to 9, and none when it went on.
+_SMALL = 32
 
 
 def is_better(value: float, than: float) -> bool:
@@ -486,7 +489,7 @@ def search(
     if not (thorough or restarts or needed or overlap.assignment.widest <= _NARROW):
         return best
     if overlap.ascent is not None and not restarts:
-        hopeful = thorough or value - grown > _POLISHED * abs(value)
+        hopeful = thorough or overlap.assignment.widest <= _SMALL or value - grown > _POLISHED * abs(value)
         return _descend_and_climb(overlap, overlap.ascent, best, hopeful=hopeful)
     middle = barycentre(overlap)
     starts: list[list[Point]] = [list(middle)]

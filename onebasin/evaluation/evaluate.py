@@ -977,7 +977,7 @@ def _pixel_classes(
             f"{tuple(reference.shape)}: compute it on the same inputs"
         )
     # Two posteriors should not be compared by the same random numbers.
-    second = replace(options, seed=resampling.seed + 1)
+    second = replace(options, seed=resampling.seed + 1, linearised=False)
     found = class_sums(model, networks, inputs, goals, prepare, shown.shape[1:], bins, options, reference, second)
     means, compared = dict(found.means), ("agreement", "total_variation")
     pixels = means.pop("pixels")

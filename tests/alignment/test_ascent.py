@@ -103,6 +103,18 @@ def test_never_below_plain_coordinate_ascent(seed: int) -> None:
     assert search(quick).value >= plain_ascent(slow, started)[1] * (1 - 1e-6)
 
 
+def test_small_spaces_are_searched_to_the_end() -> None:
+    """Where it costs next to nothing, no search ends early on a promise."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 9), torch.nn.ReLU(), torch.nn.Linear(9, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3)
+    )
+    symmetry = ob.discover(model, torch.zeros(2, 4))
+    for seed in range(25):
+        a, b = random_state(symmetry, 2 * seed), random_state(symmetry, 2 * seed + 1)
+        reached = {effort: match(a, b, symmetry, effort=effort).after for effort in ("full", "thorough")}
+        assert reached["full"] == reached["thorough"]
+
+
 def test_only_what_it_can_do() -> None:
     """Spaces that meet themselves, and tensors with three moving axes, take the general way."""
     for name in ("lstm", "grouped"):

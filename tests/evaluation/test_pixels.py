@@ -199,6 +199,17 @@ def test_comparison_with_a_reference_pixel_by_pixel(whole: Evaluation) -> None:
     assert again.reference["agreement"].value == pytest.approx(whole.reference["agreement"].value)
 
 
+def test_a_reference_is_not_linearised() -> None:
+    y = Y.where(Y != VOID, 0)
+    posterior = ob.approximate(MODEL, (X, y), ob.Laplace(epochs=1, structure="diagonal"), compile=False)
+    own = ob.predict(MODEL, posterior, X, linearised=True, draws=5, average=True)
+    for reference in (NETWORKS, posterior):
+        found = evaluate(MODEL, posterior, (X, y), reference=reference, linearised=True, draws=5, **QUICK)
+        other = ob.predict(MODEL, reference, X, draws=5, seed=1, average=True)
+        gap = float((own - other).abs().sum(1).mean() / 2)
+        assert found.reference["total_variation"].value == pytest.approx(gap, rel=1e-5)
+
+
 def test_the_temperature_is_that_of_half_of_the_images(whole: Evaluation) -> None:
     order = torch.randperm(IMAGES, generator=torch.Generator().manual_seed(0))
     logs = ob.predict(MODEL, NETWORKS, X).double().mean(0).log().movedim(1, -1)
