@@ -172,8 +172,9 @@ class Overlap:
 
     def value(self, points: Sequence[Point]) -> float:
         """The overlap at a point."""
-        if self.ascent is not None and all(isinstance(point, SpacePlacement) for point in points):
-            return self.ascent.value(points)
+        vertex = [point for point in points if isinstance(point, SpacePlacement)]
+        if self.ascent is not None and len(vertex) == len(points):
+            return self.ascent.value(vertex)
         total = self.dot(self.linear, points)
         for piece in self.pieces:
             slope = self._slope(piece, 0, points)
