@@ -156,9 +156,9 @@ def explained(function: Callable[Arguments, Returned]) -> Callable[Arguments, Re
     return call
 
 
-def explain_construction(made: type) -> None:
+def explain_construction(owner: type) -> None:
     """Make the construction of a class `explained`; the class stays what it is."""
-    made.__init__ = explained(made.__init__)  # type: ignore[misc]
+    owner.__init__ = explained(owner.__init__)  # type: ignore[misc]
 
 
 def _misfit(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> str:

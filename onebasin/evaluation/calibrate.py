@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
 from typing import Any
@@ -98,8 +98,8 @@ class Calibration(Result):
     Attributes:
         method: "temperature", "vector", "matrix" or "isotonic".
         per: "population", "member" or "average".
-        networks: what was given, a State, Population or Posterior, with the map folded in; None where that is not
-            exact, and `why` says why.
+        networks: what was given, a State, Population or Posterior, with the map folded in, without log densities; None
+            where that is not exact, and `why` says why.
         why: "" where networks are there.
         scalings: the maps of logits, one, or one per network; empty for isotonic.
         isotonic: the isotonic map, else None.
@@ -519,7 +519,8 @@ class _Folding:
             )  # fmt: skip
         if isinstance(members, Posterior):
             return outputs[0].of_posterior(members), proof, ""
-        folded = members.map(partial(_folded_block, outputs), path=path)
+        # Neither prior nor likelihood of the new weights is that of the old ones.
+        folded = replace(members, log_density=None).map(partial(_folded_block, outputs), path=path)
         if isinstance(networks, Population):
             return folded, proof, ""
         return folded.member(0), proof, ""

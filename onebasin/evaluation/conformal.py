@@ -208,15 +208,21 @@ class Conformal(Result):
         low, high = beta.interval(0.95, place, self.examples + 1 - place)
         return float(low), float(high)
 
-    def sets(self, inputs: AnyInputs) -> Tensor:
+    def sets(self, inputs: AnyInputs, *, seed: int | None = None) -> Tensor:
         """Which classes are in the set of each input, bool (examples, classes).
 
-        Randomised methods draw from the seed + 1, input by input: equal calls give equal sets.
+        Randomised methods draw a number for each input of a call: equal calls give equal sets. In calls of few inputs
+        with one seed the same numbers come again and again, and the share that is covered is not the promised one:
+        there give each call a seed of its own, or calibrate with randomised=False.
+
+        Args:
+            inputs: as in `predict`.
+            seed: of the random numbers; None for that of the calibration plus 1.
         """
         if self.method not in SETS:
             raise InputError(f"{self.method} has intervals, found a question for sets: call .intervals(inputs)")
         p = self._probabilities(inputs_of(inputs, self.model))
-        return self._class_scores(p, int(self.options["seed"]) + 1) <= float(self.thresholds)
+        return self._class_scores(p, int(self.options["seed"]) + 1 if seed is None else seed) <= float(self.thresholds)
 
     def intervals(self, inputs: AnyInputs) -> tuple[Tensor, Tensor]:
         """Lower and upper end for each input, float64 (examples, *shape); where they would cross, both the middle."""

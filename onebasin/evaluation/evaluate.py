@@ -26,7 +26,7 @@ from onebasin.evaluation.figures import (
     score_figure,
 )
 from onebasin.evaluation.pixels import ClassSums, Sampled, class_sums, masked_scores, score_means, value_sums
-from onebasin.evaluation.shift import METRICS, Shift, ShiftedInputs, levels_of, made
+from onebasin.evaluation.shift import METRICS, Shift, ShiftedInputs, levels_of, shifted_inputs
 from onebasin.functional import (
     IGNORED,
     LIKELIHOODS,
@@ -908,7 +908,7 @@ def _shift(
     numbers: dict[str, dict[int, dict[str, Estimate]]] = {}
     sums: dict[str, Tensor] = {}
     for name, severity, source in levels:
-        inputs = made(source, model, len(targets), f"{name} at severity {severity}")
+        inputs = shifted_inputs(source, model, len(targets), f"{name} at severity {severity}")
         predictive = Predictive.of(model, networks, inputs, options, prepare=partial(_logits_of, own=own, kind=kind))
         p, goals = predictive.mean, as_class_numbers(class_numbers(targets, kind), predictive.mean)
         each = {"accuracy": (p.argmax(1) == goals).double(), "nll": _losses(predictive.log_mean, goals)}

@@ -128,8 +128,8 @@ class Shift(Result):
                               for name, severity, own in rows)])  # fmt: skip
 
 
-def made(source: AnyInputs | Callable[[], AnyInputs], model: nn.Module, examples: int, name: str) -> Inputs:
-    """The inputs of one shift, made where they are given as a function.
+def shifted_inputs(source: AnyInputs | Callable[[], AnyInputs], model: nn.Module, examples: int, name: str) -> Inputs:
+    """The inputs of one shift; a function that makes them is called.
 
     Raises:
         InputError: they are not as many as the examples.

@@ -6,7 +6,7 @@ whoever computes a chain and wherever a run was interrupted. Data that are kept,
 them.
 
 With changed examples the training no longer descends the posterior of the data: an image counts once for each of its
-versions, but the potential weighs it once, and mixtures have targets that nobody observed. Tempering and cold
+versions, but the potential weighs it once, and mixtures have targets that were never observed. Tempering and cold
 posteriors are discussed in these terms (Wenzel et al., 2020; Izmailov et al., 2021; Nabarro et al., 2022).
 """
 
@@ -244,13 +244,13 @@ def transforms_of(augment: object) -> tuple[BatchTransform, ...]:
     several = augment if isinstance(augment, tuple | list) else () if augment is None else (augment,)
     chosen: list[BatchTransform] = []
     for one in several:
-        made = TRANSFORMS[one]() if isinstance(one, str) and one in TRANSFORMS else one
-        if isinstance(made, str | type) or not callable(getattr(made, "apply", None)):
+        transform = TRANSFORMS[one]() if isinstance(one, str) and one in TRANSFORMS else one
+        if isinstance(transform, str | type) or not callable(getattr(transform, "apply", None)):
             raise InputError(
                 f"expected transforms in augment out of {', '.join(TRANSFORMS)}, or objects such as "
                 f'onebasin.RandomCrop(padding=4), found {one!r}: give augment=("crop", "flip")'
             )
-        chosen.append(made)
+        chosen.append(transform)
     if sum(isinstance(one, Mixup) for one in chosen) > 1:
         raise InputError('expected mixup once in augment, found it twice: give augment=("crop", "flip", "mixup")')
     return tuple(chosen)

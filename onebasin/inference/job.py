@@ -23,7 +23,7 @@ from onebasin.errors import InputError, LikelihoodWarning, check_options
 from onebasin.functional import Data, Likelihood, OutputPart, pair_of, select_output
 from onebasin.inference.compile import has_compiler
 from onebasin.inference.kernel import ChainPlan, Method, check_counts, check_kind
-from onebasin.inference.methods import METHODS, Ensemble
+from onebasin.inference.methods import EMA, METHODS, MIMO, SWA, BatchEnsemble, Ensemble, Masksembles
 from onebasin.inference.start import Start, fresh, unreset
 from onebasin.inference.target import Target, target_of
 from onebasin.population import Population
@@ -216,6 +216,9 @@ def job_of(
     return replace(job, compile=wanted and has_compiler(), likelihood=likelihood, thin=plan.thin)
 
 
+_TRAINED_ONLY = (Ensemble, SWA, EMA, BatchEnsemble, Masksembles, MIMO)  # nothing is drawn but what training ends with
+
+
 def _warn_of_loss(target: Target, method: Method) -> None:
     """Say that draws follow no posterior where the likelihood is a loss, unless networks are only trained.
 
@@ -223,7 +226,7 @@ def _warn_of_loss(target: Target, method: Method) -> None:
         LikelihoodWarning: it is.
     """
     loss = target.likelihood
-    if isinstance(loss, Likelihood) and not loss.is_density and not isinstance(method, Ensemble):
+    if isinstance(loss, Likelihood) and not loss.is_density and not isinstance(method, _TRAINED_ONLY):
         warnings.warn(
             f"{loss.name!r} is a loss and no density of targets: {method.name} draws from exp(-loss) times the prior, "
             "a generalised posterior whose width nothing calibrates; train with Ensemble, or choose a likelihood that "

@@ -403,6 +403,14 @@ def test_a_folder_for_networks_and_progress(tmp_path: Path) -> None:
     assert told[-1] == (3, 3, "fits")
 
 
+def test_log_densities_of_other_weights_are_left_out(tmp_path: Path) -> None:
+    known = replace(POPULATION, log_density=torch.arange(4.0).double())
+    for path in (None, tmp_path / "new"):
+        folded = ob.calibrate(MODEL, known, DATA, folds=2, path=path, **QUICK).networks
+        assert isinstance(folded, ob.Population) and folded.log_density is None
+    assert ob.Population.open(tmp_path / "new").log_density is None
+
+
 def test_refusals_name_the_remedy() -> None:
     right = DATA[0], ob.predict(MODEL, POPULATION[:1], DATA[0], average=True).argmax(1)
     cases: list[tuple[Any, Any, dict[str, Any], str]] = [

@@ -187,6 +187,19 @@ def test_a_model_of_quantiles_is_conformalised_as_romano_did() -> None:
     assert float((high - low)[:, 1].mean()) < 1  # an interval that was too wide is made narrower
 
 
+def test_calls_of_one_input_with_seeds_of_their_own_draw_apart() -> None:
+    """Class k is in the set of an input with the chance of a u with (sum above k) + u p_k <= threshold."""
+    found = ob.conformal(MODEL, POPULATION, classes(300, 1), method="aps")
+    x, calls = classes(1, 2)[0], 300
+    assert torch.equal(found.sets(x), found.sets(x)) and torch.equal(found.sets(x), found.sets(x, seed=1))
+    p = ob.predict(MODEL, POPULATION, x, average=True)[0]
+    above = torch.stack([p[p > own].sum() for own in p])
+    chance = ((found.thresholds - above) / p).clamp(0, 1)
+    share = torch.stack([found.sets(x, seed=seed)[0] for seed in range(calls)]).double().mean(0)
+    assert bool(((chance > 0.05) & (chance < 0.95)).any())
+    assert bool(((share - chance).abs() <= 4 * (chance * (1 - chance) / calls).sqrt() + 1e-12).all())
+
+
 def test_too_few_examples_cover_everything_and_say_so() -> None:
     found = ob.conformal(MODEL, POPULATION, classes(5, 1), coverage=0.9)
     assert bool(found.sets(classes(4, 2)[0]).all())

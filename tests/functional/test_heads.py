@@ -35,7 +35,9 @@ from onebasin.functional.heads import (
     channels_of,
     likelihood_table,
 )
+from onebasin.inference.job import job_of
 from onebasin.inference.likelihood import bernoulli, categorical, gaussian, learned_gaussian
+from onebasin.inference.methods import METHODS
 from onebasin.inference.target import target_of
 
 HEADS: list[tuple[Head, int]] = [
@@ -268,6 +270,15 @@ def test_words_train_and_samplers_warn_of_losses(name: str) -> None:
     else:
         with pytest.warns(LikelihoodWarning, match="generalised posterior"):
             ob.sample(model, data, hmc, likelihood=name)
+
+
+@pytest.mark.parametrize("method", ["swa", "ema", "batchensemble", "masksembles", "mimo"])
+def test_trained_networks_of_a_loss_are_no_draws(method: str) -> None:
+    head, data = data_for("focal")
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), head)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LikelihoodWarning)
+        job_of(model, data, METHODS[method](epochs=1), density={"likelihood": "focal"}, chains=1, seed=0)
 
 
 class Logistic(Head):

@@ -109,8 +109,8 @@ def _shifts(options: dict[str, Any], inputs: Any, seed: int) -> dict[str, Any]:
             raise InputError(f"expected a severity from 1 to 5 in --shift, found {text!r}: give {name}:3")
         levels = [int(level)] if colon else SEVERITIES
         names = list(CORRUPTIONS) if name == "all" else [name]
-        for own, made in shifts(inputs, names, levels, seed=seed, range=ends, size=size).items():
-            result.setdefault(own, {}).update(made)
+        for own, sources in shifts(inputs, names, levels, seed=seed, range=ends, size=size).items():
+            result.setdefault(own, {}).update(sources)
     return {"shifted": result}
 
 
