@@ -132,7 +132,10 @@ def refined_items(provenance: Mapping[str, Any]) -> tuple[list[str], list[Table 
             f"distance of {facts['distance']:.4g} is left."
         )
         if fidelities := facts.get("fidelity"):
-            items.append(fidelity_table(fidelities, name=f"{form}-fidelity"))
+            note = draws_note(facts.get("fidelity_draws"), facts.get("fidelity_seed"))
+            items.append(
+                fidelity_table(fidelities, name=f"{form}-fidelity", note=f"On the inputs of the descent. {note}")
+            )
         if descent := facts.get("descent"):
             line = Series("", tuple(map(float, descent["steps"])), tuple(descent["distances"]))
             items.append(one_panel(f"{form}-descent", "Has the descent ended?", texts[-1], "lines", "step",
@@ -143,15 +146,21 @@ def refined_items(provenance: Mapping[str, Any]) -> tuple[list[str], list[Table 
 _FIDELITY = (
     Column("on"),
     Column("examples", digits=0),
-    Column("agreement", "share of the inputs with the same most probable class", "higher", 4),
-    Column("total variation", "mean over inputs of half the sum of differences of probabilities", "lower", 4),
-    Column("rms difference", "of the average values", "lower", 4),
+    # Rows are inputs, not rivals: no column has a best row, so the direction stands in the words.
+    Column("agreement", "share of the inputs with the same most probable class; higher is better", digits=4),
+    Column("total variation", "mean of half the summed differences of probabilities; lower is better", digits=4),
+    Column("rms difference", "of the average values; lower is better", digits=4),
     Column("a single network", "agreement, or rms difference, of one network with the average of all", digits=4),
     Column("verdict"),
 )
 
 
-def fidelity_table(found: Mapping[str, Mapping[str, Any]], name: str = "fidelity") -> Table:
+def draws_note(draws: int | None, seed: int | None) -> str:
+    """The sentence that says which draws a comparison used; "" where that is not known."""
+    return "" if draws is None else f"The average of {draws:,} draws of the posterior, with seed {seed}."
+
+
+def fidelity_table(found: Mapping[str, Mapping[str, Any]], name: str = "fidelity", note: str = "") -> Table:
     """A row for each kind of inputs, out of plain numbers."""
     keys = ("agreement", "total_variation", "rms_difference", "single")
     rows = tuple(
@@ -159,7 +168,7 @@ def fidelity_table(found: Mapping[str, Mapping[str, Any]], name: str = "fidelity
          "a single network is closer" if own["low"] else "close enough")
         for kind, own in found.items()
     )  # fmt: skip
-    return Table(name, "The posterior against all networks", _FIDELITY, rows)
+    return Table(name, "The posterior against all networks", _FIDELITY, rows, note=note.strip())
 
 
 @dataclass(frozen=True, eq=False, repr=False)
