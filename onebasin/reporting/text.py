@@ -139,6 +139,15 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number and its noun, in the plural unless it is one.
+
+    >>> counted(1, "chain"), counted(2000, "chain")
+    ('1 chain', '2,000 chains')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def text_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], *, align: str = "lr", rule: bool = True, indent: str = ""
 ) -> str:
