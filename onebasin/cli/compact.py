@@ -61,7 +61,12 @@ from onebasin.cli.words import FAMILIES, INPUT_GRAMMAR
 )
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Examples in a step (250); as --draws-per-step.")
 @click.option(
-    "--draws", type=click.IntRange(min=2), default=100, metavar="N", show_default=True, help="Networks to compare, also at the end of --refine."
+    "--draws",
+    type=click.IntRange(min=2),
+    default=100,
+    metavar="N",
+    show_default=True,
+    help="Networks to compare, also at the end of --refine.",
 )
 @click.option(
     "--prior",

@@ -123,7 +123,7 @@ def _figures(population: Population) -> Iterator[Figure]:
             grid=tuple(_beside_largest(one.y) for one in series),
             columns=tuple((low + high) / 2 for low, high in pairwise(edges)),
             rows=tuple(map(float, range(len(series)))),
-            colour=Axis("share of the weights, beside that of the fullest bin", low=0.0),
+            colour=Axis("share, of that in the fullest bin", low=0.0),
         )
     norms = torch.stack([value.square().flatten(1).sum(1).cpu() for value in block.values()]).sum(0).sqrt()
     finite = norms.isfinite()

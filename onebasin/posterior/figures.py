@@ -146,10 +146,9 @@ def refined_items(provenance: Mapping[str, Any]) -> tuple[list[str], list[Table 
 _FIDELITY = (
     Column("on"),
     Column("examples", digits=0),
-    # Rows are inputs, not rivals: no column has a best row, so the direction stands in the words.
-    Column("agreement", "share of the inputs with the same most probable class; higher is better", digits=4),
-    Column("total variation", "mean of half the summed differences of probabilities; lower is better", digits=4),
-    Column("rms difference", "of the average values; lower is better", digits=4),
+    Column("agreement", "share of the inputs with the same most probable class", "higher", 4),
+    Column("total variation", "mean over inputs of half the sum of differences of probabilities", "lower", 4),
+    Column("rms difference", "of the average values", "lower", 4),
     Column("a single network", "agreement, or rms difference, of one network with the average of all", digits=4),
     Column("verdict"),
 )
@@ -168,7 +167,7 @@ def fidelity_table(found: Mapping[str, Mapping[str, Any]], name: str = "fidelity
          "a single network is closer" if own["low"] else "close enough")
         for kind, own in found.items()
     )  # fmt: skip
-    return Table(name, "The posterior against all networks", _FIDELITY, rows, note=note.strip())
+    return Table(name, "The posterior against all networks", _FIDELITY, rows, note=note.strip(), rivals=False)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
