@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from onebasin.cli.options import data_options, debug, dtype_option, force_option, places
-from onebasin.cli.words import CALIBRATED, CALIBRATIONS, CLASS_LIKELIHOODS, INPUT_GRAMMAR
+from onebasin.cli.options import data_options, debug, dtype_option, force_option, places, statistics_option
+from onebasin.cli.words import CALIBRATED, CALIBRATIONS, CLASS_LIKELIHOODS
 
 
 @click.command()
@@ -45,12 +45,7 @@ from onebasin.cli.words import CALIBRATED, CALIBRATIONS, CLASS_LIKELIHOODS, INPU
     "--likelihood", type=click.Choice(CLASS_LIKELIHOODS), help="Of the targets: bernoulli for 0 and 1 with one logit."
 )
 @click.option("--draws", type=click.IntRange(min=1), metavar="N", help="Networks from a posterior. Default: 100.")
-@click.option(
-    "--statistics",
-    metavar="DATA",
-    help="Inputs, such as those of training, on which the running statistics of norms are measured for each network "
-    f"from a posterior: {INPUT_GRAMMAR}.",
-)
+@statistics_option
 @click.option(
     "--n-resamples",
     type=click.IntRange(min=2),
