@@ -42,6 +42,7 @@ from onebasin.reporting import (
     Rule,
     Series,
     Table,
+    counted,
     largest_first,
     one_panel,
     result_record,
@@ -233,10 +234,10 @@ class Repair(Result):
     @property
     def summary(self) -> str:
         """What was done, in one line."""
-        parts = [f"{len(self.corrected)} layers rescaled"] if self.corrected else []
+        parts = [f"{counted(len(self.corrected), 'layer')} rescaled"] if self.corrected else []
         parts += [f"{len(self.scaled)} without bias scaled only"] if self.scaled else []
-        parts += [f"{len(self.norms)} batch norms recalibrated"] if self.norms else []
-        parts += [f"{sum(self.constant.values())} constant units shifted only"] if self.constant else []
+        parts += [f"{counted(len(self.norms), 'batch norm')} recalibrated"] if self.norms else []
+        parts += [f"{counted(sum(self.constant.values()), 'constant unit')} shifted only"] if self.constant else []
         return ", ".join(parts) or "nothing to repair"
 
     def record(self) -> Record:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from onebasin.cli.options import data_options, debug, dtype_option, force_option, places
+from onebasin.cli.options import data_options, debug, dtype_option, force_option, places, statistics_option
 from onebasin.cli.words import CALIBRATED, CALIBRATIONS, CLASS_LIKELIHOODS
 
 
@@ -45,6 +45,7 @@ from onebasin.cli.words import CALIBRATED, CALIBRATIONS, CLASS_LIKELIHOODS
     "--likelihood", type=click.Choice(CLASS_LIKELIHOODS), help="Of the targets: bernoulli for 0 and 1 with one logit."
 )
 @click.option("--draws", type=click.IntRange(min=1), metavar="N", help="Networks from a posterior. Default: 100.")
+@statistics_option
 @click.option(
     "--n-resamples",
     type=click.IntRange(min=2),

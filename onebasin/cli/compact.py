@@ -45,7 +45,8 @@ from onebasin.cli.words import FAMILIES, INPUT_GRAMMAR
 @click.option(
     "--refine",
     is_flag=True,
-    help="Move means and deviations until draws predict what the networks predict on --data.",
+    help="Move means and deviations until draws predict what the networks predict on --data. Where that takes more "
+    "than two minutes, a note tells how long, and quicker settings.",
 )
 @click.option("--fit-scales", is_flag=True, help="The same with only one width and one gain for each tensor.")
 @click.option("--values", is_flag=True, help="The model gives values, not logits of classes.")
@@ -60,7 +61,12 @@ from onebasin.cli.words import FAMILIES, INPUT_GRAMMAR
 )
 @click.option("--batch", type=click.IntRange(min=1), metavar="N", help="Examples in a step (250); as --draws-per-step.")
 @click.option(
-    "--draws", type=click.IntRange(min=2), default=100, metavar="N", show_default=True, help="Networks to compare."
+    "--draws",
+    type=click.IntRange(min=2),
+    default=100,
+    metavar="N",
+    show_default=True,
+    help="Networks to compare, also at the end of --refine.",
 )
 @click.option(
     "--prior",

@@ -5,7 +5,15 @@ from typing import Any
 
 import click
 
-from onebasin.cli.options import data_options, debug, dtype_option, force_option, likelihood_options, places
+from onebasin.cli.options import (
+    data_options,
+    debug,
+    dtype_option,
+    force_option,
+    likelihood_options,
+    places,
+    statistics_option,
+)
 from onebasin.cli.words import CORRUPTIONS, INPUT_GRAMMAR, LINEARISED
 
 
@@ -48,12 +56,7 @@ from onebasin.cli.words import CORRUPTIONS, INPUT_GRAMMAR, LINEARISED
 )
 @likelihood_options
 @click.option("--draws", type=click.IntRange(min=1), metavar="N", help="Networks from a posterior. Default: 100.")
-@click.option(
-    "--statistics",
-    metavar="DATA",
-    help="Inputs, such as those of training, on which the running statistics of norms are measured for each network "
-    f"from a posterior: {INPUT_GRAMMAR}.",
-)
+@statistics_option
 @click.option(
     "--linearised",
     type=click.Choice(LINEARISED),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from onebasin.cli.words import LIKELIHOODS, LOSSES, SIZE_GRAMMAR
+from onebasin.cli.words import INPUT_GRAMMAR, LIKELIHOODS, LOSSES, SIZE_GRAMMAR
 from onebasin.errors import DiskError, InputError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -195,6 +195,17 @@ def data_options(command: _Command) -> Callable[..., Any]:
         help="Give every column of words and functions mean 0 and deviation 1, by the numbers of their training part.",
     )
     return folder(download(standardise(gathered)))
+
+
+def statistics_option(command: _Command) -> _Command:
+    """Add ``--statistics``, the inputs on which draws of a posterior get running statistics of their own."""
+    option = click.option(
+        "--statistics",
+        metavar="DATA",
+        help="Inputs, such as those of training, on which the running statistics of norms are measured for each "
+        f"network from a posterior: {INPUT_GRAMMAR}.",
+    )
+    return option(command)
 
 
 def likelihood_options(command: _Command) -> _Command:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import click
 
 from onebasin.cli.options import debug, dtype_option
 from onebasin.errors import StorageError
-from onebasin.reporting import FILE, RECORD_FORMAT, Record, read_record
+from onebasin.reporting import FILE, RECORD_FORMAT, Record, Table, read_record
 from onebasin.reporting import report as write_page
 
 _SEVERAL = Path("onebasin-report")
@@ -62,7 +63,23 @@ def report(
         opening = {"spec": None if model is None else build(model, seed=0)}
         opening["dtype"] = "stored" if dtype is None else getattr(torch, dtype)
     records = [record for run in runs for record in records_at(run, **opening)]
-    click.echo(str(write_page(output or _beside(runs), *records, title=title, figures=figures, open=show)))
+    shown = list(_each_once(records))
+    click.echo(str(write_page(output or _beside(runs), *shown, title=title, figures=figures, open=show)))
+
+
+def _each_once(records: list[Record]) -> Iterator[Record]:
+    """The records, without tables of tensors that an earlier one has shown: populations of one architecture."""
+    seen = set[Table]()
+    for record in records:
+        sections = []
+        for section in record.sections:
+            again = [item for item in section.items if isinstance(item, Table) and item in seen]
+            seen.update(item for item in section.items if isinstance(item, Table) and item.name == "tensors")
+            if again:
+                items = tuple(item for item in section.items if item not in again)
+                section = replace(section, items=items, text=(*section.text, "Its tensors are those shown above."))
+            sections.append(section)
+        yield replace(record, sections=tuple(sections))
 
 
 def _beside(runs: tuple[Path, ...]) -> Path:

@@ -233,8 +233,9 @@ class Evaluation(Result):
         said = [f"{_words(name)} {estimate}" for name, estimate in self.in_distribution.items()]
         wanted = ("accuracy", "rmse", "nll", "ece", "mean_iou", "silog")
         chosen = [text for name, text in zip(self.in_distribution, said, strict=True) if name in wanted] or said[:2]
-        best = max((own["auroc"] for own in self.detection.values()), key=lambda area: area.value, default=None)
-        ood = "" if best is None else f"; out-of-distribution inputs are told apart with an AUROC of {best}"
+        areas = {score: own["auroc"] for score, own in self.detection.items()}
+        best = max(areas, key=lambda score: areas[score].value, default="")
+        ood = f"; {_words(best)} tells out-of-distribution inputs apart with an AUROC of {areas[best]}" if best else ""
         return f"The average predictive has {', '.join(chosen)}{ood}."
 
     def _tables(self) -> list[Table]:

@@ -102,7 +102,7 @@ class Shift(Result):
         )  # fmt: skip
         errors = "in brackets: bootstrap intervals over examples"
         note = "the mean is over all shifts and severities, without the examples as they are"
-        return Table("shifts", "What is left under shift?", columns, tuple(rows), errors, note)
+        return Table("shifts", "What is left under shift?", columns, tuple(rows), errors, note, rivals=False)
 
     def figure(self, caption: str = "") -> Figure:
         """Each score by severity, one line per shift; severity 0 are the examples as they are."""

@@ -366,7 +366,7 @@ class Diagnosis(Result):
             "diagnosis",
             f"Diagnosis of {self.chains} chain{'s' if self.chains != 1 else ''} of {self.draws} draws",
             (answer, *self.reasons),
-            (Table("mixing", "R-hat and effective sample sizes", _COLUMNS, tuple(rows)), *figures),
+            (Table("mixing", "R-hat and effective sample sizes", _COLUMNS, tuple(rows), rivals=False), *figures),
             values={
                 "chains": self.chains,
                 "draws": self.draws,

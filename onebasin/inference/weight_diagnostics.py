@@ -13,6 +13,7 @@ from onebasin.errors import InputError
 from onebasin.inference.diagnostics import MIXED, chain_rows
 from onebasin.metrics import ess, rhat
 from onebasin.population import Population
+from onebasin.reporting import counted
 
 _SHOWN = 10  # of the worst weights, when printed
 
@@ -100,7 +101,9 @@ class WeightDiagnostics:
             f"ESS {weights['ess_bulk'][row]:.0f} (bulk), {weights['ess_tail'][row]:.0f} (tail)"
             for row in order
         ]
-        return "\n".join([f"{self.chains} chains of {self.draws} draws", head, *rows, "worst weights:", *worst])
+        return "\n".join(
+            [f"{counted(self.chains, 'chain')} of {counted(self.draws, 'draw')}", head, *rows, "worst weights:", *worst]
+        )
 
 
 def _quantile(values: Tensor, share: float) -> float:

@@ -2,7 +2,7 @@
 
 from onebasin.parallel.choose import executor_for, open_executor
 from onebasin.parallel.executor import Executor, Progress, SerialExecutor, one_thread, threads_for
-from onebasin.parallel.progress import TimeLeft, progress_of
+from onebasin.parallel.progress import TimeLeft, duration, progress_of
 from onebasin.parallel.serialize import align_tensors, pickle_by_value, serialized_copy
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "SerialExecutor",
     "TimeLeft",
     "align_tensors",
+    "duration",
     "executor_for",
     "one_thread",
     "open_executor",

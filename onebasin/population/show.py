@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,7 @@ from onebasin.reporting import (
     Record,
     Series,
     Table,
+    counted,
     largest_first,
     one_panel,
     result_record,
@@ -55,8 +56,9 @@ def population_record(population: Population, content: str, *, figures: bool = T
         numbers, counts = population.chain.unique(return_counts=True)
         chains = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
         known = {chain: count for chain, count in chains.items() if chain >= 0}
-        lengths = f"{min(known.values())} to {max(known.values())}" if len(set(known.values())) > 1 else None
-        text = f"{len(known):,} chains of {lengths or next(iter(known.values()), 0)} networks."
+        shortest, longest = min(known.values(), default=0), max(known.values(), default=0)
+        lengths = f"{shortest:,} to " if shortest < longest else ""
+        text = f"{counted(len(known), 'chain')} of {lengths}{counted(longest, 'network')}."
         table = tuple(
             (chain_name(chain), Number(count)) for chain, count in largest_first(chains.items(), lambda item: item[1])
         )
@@ -66,7 +68,7 @@ def population_record(population: Population, content: str, *, figures: bool = T
     return result_record(
         "population",
         population_title(len(population)),
-        f"{content[:1].upper()}{content[1:]}. {text}",
+        (f"{content[:1].upper()}{content[1:]}. {text}", *_notes(population)),
         items,
         values={
             "members": len(population),
@@ -80,7 +82,16 @@ def population_record(population: Population, content: str, *, figures: bool = T
 
 def population_title(members: int) -> str:
     """The title of a population, here and in its one line."""
-    return f"Population of {members:,} network{'s' if members != 1 else ''}"
+    return f"Population of {counted(members, 'network')}"
+
+
+def _notes(population: Population) -> tuple[str, ...]:
+    """What the sampler's diagnostics say in words, such as that the training was not finished."""
+    told = population.provenance.get("diagnostics")
+    notes = told.get("notes") if isinstance(told, Mapping) else None
+    if not isinstance(notes, Sequence) or isinstance(notes, str):
+        return ()
+    return tuple(f"Note: {text}" for text in notes if isinstance(text, str))
 
 
 def _figures(population: Population) -> Iterator[Figure]:
@@ -112,7 +123,7 @@ def _figures(population: Population) -> Iterator[Figure]:
             grid=tuple(_beside_largest(one.y) for one in series),
             columns=tuple((low + high) / 2 for low, high in pairwise(edges)),
             rows=tuple(map(float, range(len(series)))),
-            colour=Axis("share of the weights, beside that of the fullest bin", low=0.0),
+            colour=Axis("share, of that in the fullest bin", low=0.0),
         )
     norms = torch.stack([value.square().flatten(1).sum(1).cpu() for value in block.values()]).sum(0).sqrt()
     finite = norms.isfinite()

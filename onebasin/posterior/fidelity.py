@@ -23,7 +23,7 @@ from onebasin.functional import (
 )
 from onebasin.parallel import Executor, Progress, executor_for, progress_of
 from onebasin.population import Population
-from onebasin.posterior.figures import fidelity_table
+from onebasin.posterior.figures import draws_note, fidelity_table
 from onebasin.posterior.posterior import Posterior
 from onebasin.posterior.predict import Quantity, predict
 from onebasin.reporting import Axis, Record, Result, Series, one_panel, result_record
@@ -184,9 +184,13 @@ class Fidelities(Result, Mapping[str, Fidelity]):
 
     Attributes:
         kinds: "inputs", and what lies around them.
+        draws: networks drawn from the posterior; None where that is not known.
+        seed: seed of the draws, of the choice of the inputs and of the noise; None where that is not known.
     """
 
     kinds: Mapping[str, Fidelity]
+    draws: int | None = None
+    seed: int | None = None
 
     def __getitem__(self, kind: str) -> Fidelity:
         return self.kinds[kind]
@@ -217,7 +221,7 @@ class Fidelities(Result, Mapping[str, Fidelity]):
             "Fidelity of a posterior to its networks",
             (answer, *warnings_of(self)),
             (
-                fidelity_table(self.to_dict()),
+                fidelity_table(self.to_dict(), note=draws_note(self.draws, self.seed)),
                 one_panel(
                     "bars", "Does it predict what its networks predict?", answer, "bars", axis, what, series=series
                 ),
@@ -283,7 +287,7 @@ def fidelity(
             mean = predict(model, posterior, kind, average=True, draws=draws, seed=seed, statistics=statistics, **given)
             single = predict(model, few, kind, **given).double()
             result[name] = _compared(mean, goal, single, classes=quantity == "probabilities")
-    return Fidelities(result)
+    return Fidelities(result, draws, seed)
 
 
 def named(progress: Progress | None, text: str) -> Progress | None:

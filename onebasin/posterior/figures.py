@@ -132,7 +132,10 @@ def refined_items(provenance: Mapping[str, Any]) -> tuple[list[str], list[Table 
             f"distance of {facts['distance']:.4g} is left."
         )
         if fidelities := facts.get("fidelity"):
-            items.append(fidelity_table(fidelities, name=f"{form}-fidelity"))
+            note = draws_note(facts.get("fidelity_draws"), facts.get("fidelity_seed"))
+            items.append(
+                fidelity_table(fidelities, name=f"{form}-fidelity", note=f"On the inputs of the descent. {note}")
+            )
         if descent := facts.get("descent"):
             line = Series("", tuple(map(float, descent["steps"])), tuple(descent["distances"]))
             items.append(one_panel(f"{form}-descent", "Has the descent ended?", texts[-1], "lines", "step",
@@ -151,7 +154,12 @@ _FIDELITY = (
 )
 
 
-def fidelity_table(found: Mapping[str, Mapping[str, Any]], name: str = "fidelity") -> Table:
+def draws_note(draws: int | None, seed: int | None) -> str:
+    """The sentence that says which draws a comparison used; "" where that is not known."""
+    return "" if draws is None else f"The average of {draws:,} draws of the posterior, with seed {seed}."
+
+
+def fidelity_table(found: Mapping[str, Mapping[str, Any]], name: str = "fidelity", note: str = "") -> Table:
     """A row for each kind of inputs, out of plain numbers."""
     keys = ("agreement", "total_variation", "rms_difference", "single")
     rows = tuple(
@@ -159,7 +167,7 @@ def fidelity_table(found: Mapping[str, Mapping[str, Any]], name: str = "fidelity
          "a single network is closer" if own["low"] else "close enough")
         for kind, own in found.items()
     )  # fmt: skip
-    return Table(name, "The posterior against all networks", _FIDELITY, rows)
+    return Table(name, "The posterior against all networks", _FIDELITY, rows, note=note.strip(), rivals=False)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -366,12 +366,13 @@ class DescentOptions:
     mixed: int
     diversity: float
     kl_weight: float
+    fidelity_draws: int
     seed: int
 
     def __post_init__(self) -> None:
         if self.quantity not in ("probabilities", "values"):
             raise InputError(f'expected quantity "probabilities" or "values", found {self.quantity!r}: give "values"')
-        for name, least in (("steps", 1), ("draws", 2), ("batch", 1), ("mixed", 0)):
+        for name, least in (("steps", 1), ("draws", 2), ("batch", 1), ("mixed", 0), ("fidelity_draws", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise InputError(f"expected {name} to be a whole number >= {least}, found {value!r}: give {least + 2}")
@@ -399,6 +400,7 @@ def refine(
     diversity: float = 0.3,
     kl_weight: float = 0.0,
     statistics: AnyInputs = None,
+    fidelity_draws: int = 100,
     seed: int = 0,
     progress: Progress | bool | None = None,
     workers: int | None = None,
@@ -441,6 +443,7 @@ def refine(
         kl_weight: weight of the KL divergence of the marginals from the fit, per weight.
         statistics: inputs on which running statistics of norms are measured for each draw; False leaves them at the
             averages that the posterior holds. By default the inputs that the posterior is moved on.
+        fidelity_draws: networks drawn from the result, to be compared with the population.
         seed: seed of draws, batches and noise.
         progress: True for a line on stderr with the time left, or a function that is called with (steps done, steps,
             text), before it with networks of the population and after it with those that are compared.
@@ -453,7 +456,7 @@ def refine(
     """
     options = DescentOptions(
         quantity=quantity, steps=steps, draws=draws, batch=batch, lr=lr, start=start, noise=noise, mixed=mixed,
-        diversity=diversity, kl_weight=kl_weight, seed=seed,
+        diversity=diversity, kl_weight=kl_weight, fidelity_draws=fidelity_draws, seed=seed,
     )  # fmt: skip
     execution = {"workers": workers, "executor": executor}
     model = select_output(model, output)
@@ -481,6 +484,7 @@ def fit_scales(
     diversity: float = 0.0,
     kl_weight: float = 0.0,
     statistics: AnyInputs = None,
+    fidelity_draws: int = 100,
     seed: int = 0,
     progress: Progress | bool | None = None,
     workers: int | None = None,
@@ -495,7 +499,7 @@ def fit_scales(
     """
     options = DescentOptions(
         quantity=quantity, steps=steps, draws=draws, batch=batch, lr=lr, start=start, noise=noise, mixed=mixed,
-        diversity=diversity, kl_weight=kl_weight, seed=seed,
+        diversity=diversity, kl_weight=kl_weight, fidelity_draws=fidelity_draws, seed=seed,
     )  # fmt: skip
     execution = {"workers": workers, "executor": executor}
     model = select_output(model, output)
@@ -545,10 +549,10 @@ def _moved(
     result = moving.result(provenance)
     seed = options.seed + 1  # other noise than that of the descent
     close = fidelity(
-        model, result, population, inputs, statistics=measured, quantity=options.quantity, seed=seed, progress=progress,
-        **execution,
+        model, result, population, inputs, statistics=measured, quantity=options.quantity,
+        draws=options.fidelity_draws, seed=seed, progress=progress, **execution,
     )  # fmt: skip
-    facts["fidelity"] = close.to_dict()
+    facts |= {"fidelity": close.to_dict(), "fidelity_seed": seed}
     return result
 
 

@@ -37,7 +37,7 @@ from onebasin.reporting.result import (
     size_in,
     text_of,
 )
-from onebasin.reporting.text import Names, table, text_table
+from onebasin.reporting.text import Names, counted, table, text_table
 from onebasin.reporting.write import chapters_of, report, write_report
 
 __all__ = [
@@ -62,6 +62,7 @@ __all__ = [
     "as_number",
     "cells_of",
     "chapters_of",
+    "counted",
     "decode",
     "encode",
     "finite",

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from onebasin.reporting.record import Cell, Column, Number, Record, Section, Table, tally
-from onebasin.reporting.text import MISSING, best_rows, error_text, one_line, published_text, value_text
+from onebasin.reporting.text import MISSING, best_of, error_text, one_line, published_text, value_text
 
 _SPECIAL = re.compile(r"([\\*_\[\]<>|#~$])")
 
@@ -43,7 +43,7 @@ def _section(section: Section) -> Iterator[str]:
 
 def _table(table: Table, command: str) -> Iterator[str]:
     yield f"**{_text(table.title)}**" + (f" Made by {_code(command)}." if command else "")
-    best = [best_rows(column, [row[place] for row in table.rows]) for place, column in enumerate(table.columns)]
+    best = best_of(table)
     rows = [
         [_cell(cell, table.columns[place], number in best[place]) for place, cell in enumerate(row)]
         for number, row in enumerate(table.rows)

@@ -24,7 +24,7 @@ from onebasin.reporting.record import VERDICTS, Column, Figure, Number, Panel, R
 from onebasin.reporting.text import (
     MISSING,
     Names,
-    best_rows,
+    best_of,
     duration,
     error_text,
     one_line,
@@ -182,7 +182,7 @@ def _view(item: Table | Figure, name: str) -> _TableView | _FigureView:
         panels = [inline_svg(panel, f"{name}-{place}", item.title, tall) for place, panel in enumerate(item.panels)]
         return _FigureView(item, name, [Markup(panel) for panel in panels])
     cells = [[row[place] for row in item.rows] for place in range(len(item.columns))]
-    best = [best_rows(column, column_cells) for column, column_cells in zip(item.columns, cells, strict=True)]
+    best = best_of(item)
     numeric = [any(isinstance(cell, Number) for cell in column_cells) for column_cells in cells]
     return _TableView(item, name, numeric, best, _table_note(item, any(best)))
 

@@ -263,6 +263,8 @@ class Table:
         rows: each as long as `columns`.
         errors: what the errors of its numbers are, as "± one standard error over 5 seeds".
         note: what a reader must know beside it.
+        rivals: whether rows compete, so that the best of each column is marked; False where each row measures
+            something else, as other inputs do.
     """
 
     name: str
@@ -271,6 +273,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     errors: str = ""
     note: str = ""
+    rivals: bool = True
 
     def __post_init__(self) -> None:
         wrong = [number for number, row in enumerate(self.rows) if len(row) != len(self.columns)]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
-from onebasin.reporting.record import Cell, Column, Number
+from onebasin.reporting.record import Cell, Column, Number, Table
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")  # XML forbids most of them
 
@@ -137,6 +137,22 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s" if seconds < 1 else f"{seconds:.0f} s"
     minutes, left = divmod(round(seconds), 60)
     return f"{minutes} min {left} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def best_of(table: Table) -> list[set[int]]:
+    """The best rows of each column; none where rows do not compete."""
+    if not table.rivals:
+        return [set() for _ in table.columns]
+    return [best_rows(column, [row[place] for row in table.rows]) for place, column in enumerate(table.columns)]
+
+
+def counted(count: int, noun: str) -> str:
+    """A number and its noun, in the plural unless it is one.
+
+    >>> counted(1, "chain"), counted(2000, "chain")
+    ('1 chain', '2,000 chains')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def text_table(

@@ -120,6 +120,7 @@ class Proof(Result):
                 Column("verdict"),
             ),
             tuple((r.space, r.freedom, Number(r.error), "passed" if r.passed else "FAILED") for r in rows),
+            rivals=False,
         )
         shown = largest_first(self.rows, lambda row: row.error, _BARS)[:_BARS]
         figure = one_panel(

@@ -401,7 +401,7 @@ def test_an_activation_in_place_hides_no_layer_from_repair() -> None:
     x, state = normal(30, 3), state_of(model)
     done = repair(model, state, unit_statistics(model, state, x), x)
     assert done.corrected == ("0.weight",) and done.norms == ("2.running_mean",)
-    assert done.summary == "1 layers rescaled, 1 batch norms recalibrated"
+    assert done.summary == "1 layer rescaled, 1 batch norm recalibrated"
 
 
 def test_repairing_a_network_to_itself_changes_nothing() -> None:
@@ -419,7 +419,7 @@ def test_constant_units_are_shifted_only() -> None:
     middle = interpolate(a, b, 0.5)
     targets = blend([unit_statistics(model, end, x) for end in (a, b)], (0.5, 0.5))
     done = repair(model, middle, targets, x)
-    assert done.constant == {"0.weight": 1} and "1 constant units" in str(done)
+    assert done.constant == {"0.weight": 1} and "1 constant unit shifted" in str(done)
     found = unit_statistics(model, done.state, x)["0.weight"]
     torch.testing.assert_close(found[0], targets["0.weight"][0])
     assert found[1][3] < 1e-9  # rounding noise was not blown up to the size of a unit

@@ -118,3 +118,23 @@ def test_mistakes_are_sentences(run: Run, folder: Path) -> None:
         assert code == 2 or err.startswith("error: "), words
         assert remedy in err, words
     assert len(ob.Population.open("draws")) == 4
+
+
+def test_statistics_of_draws_are_measured(run: Run, folder: Path) -> None:
+    (folder / "normed.py").write_text(
+        "from torch import nn\n\ndef net():\n"
+        "    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))\n"
+    )
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3))
+    x, y = (torch.from_numpy(value) for value in np.load("test.npz").values())
+    networks = ob.sample(model, (x, y), ob.Ensemble(epochs=1), chains=3)
+    posterior = ob.fit(networks, model=model)
+    posterior.save(folder / "normed.safetensors")
+    given = ("normed.py:net", "normed.safetensors", "test.npz", "--draws", "5", "--n-resamples", "20", "--json")
+    code, out, err = run(*given, "--statistics", "test.npz")
+    found = json.loads(out)
+    assert code == 0 and not err and found["given"]["statistics"] == "test.npz"
+    expected = ob.calibrate(model, posterior, (x, y), draws=5, n_resamples=20, statistics=x)
+    assert found["after"] == json.loads(json.dumps(expected.to_dict()))["after"]
+    _, out, err = run(*given)
+    assert "--statistics" in err and json.loads(out)["after"] != found["after"]

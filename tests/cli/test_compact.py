@@ -1,5 +1,6 @@
 """``onebasin compact``: a posterior file, a record beside it, and a sentence for every mistake."""
 
+import itertools
 import json
 import shlex
 import shutil
@@ -14,11 +15,14 @@ from torch import nn
 
 from onebasin.alignment.align import align
 from onebasin.cli.compact import compact as verb
+from onebasin.cli.work.compact import Estimate
 from onebasin.errors import InputError, StorageError
 from onebasin.examples.small import digits_mlp
 from onebasin.population.population import Population
 from onebasin.posterior.fit import fit
 from onebasin.posterior.posterior import load_posterior
+from onebasin.posterior.refine import refine
+from onebasin.reporting import Number, Record, Table, read_record
 from onebasin.state import state_of
 from onebasin.symmetry.discover import discover
 
@@ -164,3 +168,46 @@ def test_mistakes_become_sentences(
     code, _, err = run(*words)
     assert code == kind.exit_code and said in err and err.count("\n") == 1
     assert not (folder / "q.safetensors").exists()
+
+
+def _table(record: Record, name: str) -> Table:
+    return next(item for item in record.items if isinstance(item, Table) and item.name == name)
+
+
+@pytest.mark.parametrize("test", [(), ("--test", "test.npz")])
+def test_page_and_console_show_the_same_comparison(run: Run, folder: Path, test: tuple[str, ...]) -> None:
+    options = ("--model", "model.py:net", "--data", "train.npz", *test, "--draws", "20", "--refine", "--steps", "3")
+    code, out, _ = run("draws", "-o", "q.safetensors", *options, "--json")
+    values = json.loads(out)
+    refined = values["provenance"]["refined"]
+    assert code == 0 and values["fidelity_draws"] == refined["fidelity_draws"] == 20
+    assert (values["fidelity"] == refined["fidelity"]) is not bool(test)
+    assert values["fidelity_seed"] == (0 if test else refined["fidelity_seed"])
+    row = values["predictions"]["posterior"]
+    assert row == {name: values["fidelity"]["inputs"][name] for name in row}  # one choice of draws for both tables
+    shown = _table(read_record(folder / "q.json"), "fidelity" if test else "refined-fidelity")
+    seed = values["fidelity_seed"]
+    assert f"20 draws of the posterior, with seed {seed}" in shown.note
+    for kind, *cells in shown.rows:
+        numbers = [cell.value for cell in cells if isinstance(cell, Number)]
+        own = values["fidelity"][kind]
+        assert numbers[:3] == [own[name] for name in ("examples", "agreement", "total_variation")]
+    code, out, _ = run("draws", "-o", "q.safetensors", *options, "--force")
+    assert code == 0 and f"20 draws, seed {seed}" in out
+    assert all(f"{own[name]:.4f}" in out for own in values["fidelity"].values() for name in ("agreement", "single"))
+
+
+def test_a_long_descent_is_estimated_once_with_quicker_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"move": "refine", "steps": None, "draws_per_step": 32, "batch": None}
+    for pace, lines in ((0.5, 1), (0.03, 0)):  # 25 minutes, and 90 seconds
+        ticks = (pace * tick for tick in itertools.count())
+        news: list[tuple[int, int, str]] = []
+        show = Estimate(lambda *one, news=news: news.append(one), options, refine, ticks.__next__)
+        show(1, 4, "asking the networks")
+        for step in range(1, 30):
+            show(step, 3000, "distance 0.1")
+        err = capsys.readouterr().err
+        assert len(news) == 30 and err.count("\n") == lines
+        if lines:  # 1,500 s x 16/32 x 100/250 = 300 s, x 1000/3000 = 100 s
+            assert "about 25 min: 3,000 steps of 32 networks on 250 examples" in err
+            assert "--draws-per-step 16 --batch 100 --steps 1000 would take about 2 min" in err

@@ -105,10 +105,15 @@ def digits() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
 
 def test_an_underfitted_ensemble_of_digits_is_told_from_a_converged_one() -> None:
     model, data = digits()
-    short = sample(model, data, "ensemble", chains=2, epochs=20, compile=False).provenance["diagnostics"]
+    drawn = sample(model, data, "ensemble", chains=2, epochs=20, compile=False)
+    short = drawn.provenance["diagnostics"]
+    assert f"Note: {short['notes'][0]}" in str(drawn) and "2 chains of 1 network." in str(drawn)
+    assert f"Note: {short['notes'][0]}" in [text for part in drawn.record().sections for text in part.text]
     assert short["still_falling"] == [0, 1]
     assert "2 of 2 trainings" in short["notes"][0] and "more epochs" in short["notes"][0]
-    long = sample(model, data, "ensemble", chains=2, epochs=150, lr=1e-2, compile=False).provenance["diagnostics"]
+    done = sample(model, data, "ensemble", chains=2, epochs=150, lr=1e-2, compile=False)
+    long = done.provenance["diagnostics"]
+    assert "Note:" not in str(done)
     assert (long["still_falling"], long["notes"]) == ([], [])
     assert max(long["final_loss"]) < min(short["final_loss"]) - 0.1  # what the note has promised
     assert max(long["gradient_norm"]) < min(short["gradient_norm"])

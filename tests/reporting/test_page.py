@@ -23,6 +23,7 @@ from onebasin.errors import DiskError, InputError, StorageError
 from onebasin.reporting.drawing import GRADIENT, ROLES, SERIES, variables
 from onebasin.reporting.markdown import markdown
 from onebasin.reporting.page import inline_svg
+from onebasin.reporting.page import page as page_of
 from onebasin.reporting.record import (
     Axis,
     Column,
@@ -36,6 +37,7 @@ from onebasin.reporting.record import (
     encode,
     write_record,
 )
+from onebasin.reporting.result import result_record
 from onebasin.reporting.text import best_rows, error_text, figure_of, published_text
 from onebasin.reporting.write import write_report
 from tests.sample_record import HOSTILE, hostile_record, sample_record
@@ -308,6 +310,16 @@ def test_the_best_needs_a_direction_and_a_difference() -> None:
     assert best_rows(Column("c", better="lower"), [Number(1.0), Number(1.0)]) == set()
 
 
+def test_nothing_is_best_where_rows_do_not_compete() -> None:
+    columns = (Column(""), Column("loss", better="lower"))
+    rows = (("a", Number(0.1)), ("b", Number(0.2)))
+    for rivals in (True, False):
+        table = Table("t", "Which?", columns, rows, rivals=rivals)
+        shown = page_of([result_record("r", "R", "text", (table,))])
+        assert ("(best)" in shown) is rivals and ("Bold: the best" in shown) is rivals
+        assert shown.count('class="sort"') == 1  # a head without a name is none to press
+
+
 def test_markdown_tells_verdicts_tables_and_commands() -> None:
     record = sample_record()
     text = markdown(record)
@@ -442,3 +454,16 @@ def test_style_and_script_come_with_the_package() -> None:
 def test_the_hostile_text_is_hostile() -> None:
     assert "</script>" in HOSTILE and "\x00" in HOSTILE and '"' in HOSTILE
     assert isinstance(next(iter(hostile_record().items)), Table | Figure)
+
+
+def test_tensors_of_one_architecture_are_listed_once(tmp_path: Path) -> None:
+    columns, rows = (Column("tensor"), Column("numbers")), (("w", Number(3.0)), ("b", Number(1.0)))
+    for name, own in (("first", rows), ("second", rows), ("third", rows[:1])):
+        table = Table("tensors", "What does each network hold?", columns, own)
+        write_record(result_record(name, name, "text", (table,)), tmp_path / f"{name}.json")
+    paths = [str(tmp_path / f"{name}.json") for name in ("first", "second", "third")]
+    result = CliRunner().invoke(verb, [*paths, "-o", str(tmp_path / "page"), "--no-figures"])
+    assert result.exit_code == 0, result.output
+    shown = Path(result.output.strip()).read_text()
+    assert shown.count("<h3>What does each network hold?</h3>") == 2
+    assert shown.count("Its tensors are those shown above.") == 1

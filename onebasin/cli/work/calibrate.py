@@ -49,12 +49,18 @@ def calibrate(
     pair = examples.read_pair(data, options["limit"], options["sources"])
     first = networks.mean if isinstance(networks, Posterior) else networks.member(0)
     examples.check_fit(network, first, *pair, loss="" if options["likelihood"] == "bernoulli" else "cross-entropy")
+    if options["statistics"] is not None:
+        given["statistics"] = examples.read(
+            options["statistics"], limit=options["limit"], targets=False, sources=options["sources"]
+        ).inputs
+        examples.check_fit(network, first, given["statistics"])
     with progress_bar(f"calibrating {population}") as show:
         found = fit(
             network, networks, pair, method, folds=options["folds"], seed=options["seed"], progress=show, **places,
             **given,
         )  # fmt: skip
     facts = {"model": model, "population": str(population), "data": data, "output": output and str(output)}
+    facts["statistics"] = options["statistics"]
     values = {"given": facts, **found.to_dict()}
     if output is not None:
         _write(found, output, values, f"Calibration of {population} on {data}")

@@ -1,7 +1,8 @@
 """Compact: one posterior of many networks, its comparison with them, and a record of what it keeps."""
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from onebasin.cli.records import record_of
 from onebasin.cli.tables import short
 from onebasin.errors import InputError
 from onebasin.functional import Inputs, answers
-from onebasin.parallel import Progress, executor_for
+from onebasin.parallel import Progress, duration, executor_for
 from onebasin.population import Population
 from onebasin.posterior import (
     EXAMPLES,
+    Fidelities,
     Fidelity,
     Networks,
     Posterior,
@@ -63,6 +65,7 @@ def compact(
         fitted = _fitted(aligned, known, options)
         posterior = _moved(fitted, known, population, options, seed=architecture.seed, show=show)
         fidelities = _fidelity(posterior, known, population, options, seed=architecture.seed, show=show)
+        compared = architecture.seed if fidelities.seed is None else fidelities.seed
         content = {
             "population": str(networks),
             "posterior": str(output),
@@ -71,8 +74,10 @@ def compact(
             "aligned": not options["raw"],
             "provenance": json.loads(json.dumps(dict(posterior.provenance), default=str)),
             "deviations": _deviations(posterior),
-            "predictions": _compared(fitted, posterior, known, population, options, seed=architecture.seed, show=show),
-            "fidelity": {name: numbers.to_dict() for name, numbers in fidelities.items()} if fidelities else None,
+            "predictions": _compared(fitted, posterior, known, population, options, seed=compared, show=show),
+            "fidelity": fidelities.to_dict() if fidelities else None,
+            "fidelity_draws": fidelities.draws,
+            "fidelity_seed": fidelities.seed,
             "prior": None if options["prior"] is None else prior_shares(fitted, options["prior"]).to_dict(),
             "notes": [*options["taken"], *_notes(posterior, bool(fidelities), options), *warnings_of(fidelities)],
         }
@@ -82,7 +87,8 @@ def compact(
     posterior.save(output)
     answer = f"{len(population):,} networks -> {posterior.description}".splitlines()[0]
     paragraphs = [answer, *content["notes"]]
-    write_record(record_of("posterior", f"Posterior of {networks}", paragraphs, content, posterior), record)
+    shown = [posterior, fidelities] if fidelities and not _is_of_descent(options) else [posterior]
+    write_record(record_of("posterior", f"Posterior of {networks}", paragraphs, content, *shown), record)
     click.echo(
         text_of_values(content)
         if as_json
@@ -166,11 +172,63 @@ def _moved(
     if options["move"] is None:
         return fitted
     model = known.runs(f"--{_flag(options['move'])}")
-    given: dict[str, Any] = {"seed": seed, "progress": show, "quantity": _quantity(options), **options["places"]}
+    given: dict[str, Any] = {"seed": seed, "quantity": _quantity(options), **options["places"]}
+    given |= {"progress": Estimate(show, options, _MOVES[options["move"]]), "fidelity_draws": options["draws"]}
     given |= {key: options[name] for name, key in _OF_MOVES.items() if options[name] is not None}
     if options["statistics"] is not None:
         given["statistics"] = _statistics(options)
     return _MOVES[options["move"]](model, fitted, population, options["inputs"]["data"], **given)
+
+
+PATIENCE = 120.0  # seconds of a descent that are worth a sentence before they pass
+_QUICKER = {"draws_per_step": 16, "batch": 100, "steps": 1000}  # in the order in which they are taken
+
+
+class Estimate:
+    """Progress that tells once, on stderr, how long a descent will take, and quicker settings where it takes long.
+
+    The time of a step is about in proportion to networks times examples; the first step, which also prepares, is left
+    out.
+    """
+
+    def __init__(
+        self, show: Progress, options: dict[str, Any], move: Any, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        defaults = {name: move.__kwdefaults__[key] for name, key in _OF_MOVES.items()}
+        self._settings: dict[str, int] = {name: options[name] or own for name, own in defaults.items()}
+        self._show, self._clock, self._flag = show, clock, _flag(options["move"])
+        self._first: tuple[int, float] | None = None
+        self._done = False
+
+    def __call__(self, done: int, total: int, doing: str) -> None:
+        """Pass the news on, and tell the estimate after a few steps of the descent."""
+        self._show(done, total, doing)
+        if self._done or not doing.startswith("distance"):
+            return
+        if self._first is None:
+            self._first = (done, self._clock())
+            return
+        first, began = self._first
+        passed = self._clock() - began
+        if passed >= 2 or done - first >= 10:
+            self._done = True
+            seconds = passed / (done - first) * total
+            if seconds > PATIENCE:
+                click.echo(f"note: {self._sentence(seconds)}", err=True)
+
+    def _sentence(self, seconds: float) -> str:
+        settings, changed, quicker = self._settings, [], seconds
+        for name, few in _QUICKER.items():
+            if quicker > PATIENCE and settings[name] > few:
+                quicker *= few / settings[name]
+                changed.append(f"--{_flag(name)} {few}")
+        steps, draws, batch = (f"{settings[name]:,}" for name in ("steps", "draws_per_step", "batch"))
+        text = (
+            f"--{self._flag} will take about {duration(seconds)}: {steps} steps of {draws} networks on {batch} examples"
+        )
+        if not changed:
+            return f"{text}; fewer --steps are quicker"
+        return f"{text}; {' '.join(changed)} would take about {duration(quicker)}, with noisier steps"
 
 
 def _quantity(options: dict[str, Any]) -> Any:
@@ -233,11 +291,15 @@ def _statistics(options: dict[str, Any]) -> Any:
 
 def _fidelity(
     posterior: Posterior, known: Known, population: Population, options: dict[str, Any], *, seed: int, show: Progress
-) -> Mapping[str, Fidelity]:
+) -> Fidelities:
     """How well draws predict what the networks predict, on the inputs that there are and around them."""
     inputs = options["inputs"].get("test", options["inputs"].get("data"))
     if inputs is None:
-        return {}
+        return Fidelities({})
+    if _is_of_descent(options):
+        facts: Any = posterior.provenance[{"refine": "refined", "fit_scales": "scaled"}[options["move"]]]
+        kinds = {name: Fidelity(**numbers) for name, numbers in facts["fidelity"].items()}
+        return Fidelities(kinds, facts["fidelity_draws"], facts["fidelity_seed"])
     return fidelity(
         known.runs("--test" if options["test"] else "--data"),
         posterior,
@@ -250,6 +312,11 @@ def _fidelity(
         progress=show,
         **options["places"],
     )
+
+
+def _is_of_descent(options: dict[str, Any]) -> bool:
+    """Whether the comparison that ends the descent is the one to show: it was made on the only inputs there are."""
+    return options["move"] is not None and options["test"] is None
 
 
 def _notes(posterior: Posterior, measured: bool, options: dict[str, Any]) -> list[str]:
@@ -287,6 +354,7 @@ def _page(content: dict[str, Any], posterior: Posterior) -> str:
         head = ("the posterior against all networks on", *(name.replace("_", " ") for name in columns))
         head = tuple("one network" if name == "single" else name for name in head)
         parts.append(table([head, *((name, *(f"{row[c]:.4f}" for c in columns)) for name, row in rows.items())]))
+        parts[-1] += f"\n{content['fidelity_draws']:,} draws, seed {content['fidelity_seed']}"
     for form in ("refined", "scaled"):
         if form in posterior.provenance:
             narrowing = posterior.provenance[form]["narrowing"]
