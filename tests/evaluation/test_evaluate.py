@@ -421,5 +421,5 @@ def test_refusals_of_shifts() -> None:
         evaluate(MODEL, POPULATION, DATA, shifted=DATA[0], **QUICK)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="number them 1, 2"):
         evaluate(MODEL, POPULATION, DATA, shifted={"none": {0: DATA[0]}}, **QUICK)
-    with pytest.raises(InputError, match="evaluate shifted data alone"):
+    with pytest.raises(InputError, match="evaluate each set of shifted data alone"):
         evaluate(MODEL, POPULATION, (DATA[0], DATA[0].double()), shifted={"a": DATA[0]}, noise=1.0)
