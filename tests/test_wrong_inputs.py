@@ -39,7 +39,22 @@ def networks(count: int = 6) -> ob.Population:
     return ob.Population.from_models(models, chain=torch.arange(count) % 2)
 
 
+def deeper() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+
+
 MODEL, P = Net(), networks()
+NORMED = deeper()
+NORMS = ob.Population.from_models([NORMED, deeper()])
+PIXELS = nn.Conv2d(3, 2, 1)
+MASKS = ob.Population.from_models([PIXELS, nn.Conv2d(3, 2, 1)])
+IMAGES = torch.rand(12, 3, 4, 4, generator=torch.Generator().manual_seed(7))
+CLASSES = torch.arange(12 * 16).reshape(12, 4, 4) % 2
+UNKNOWN = CLASSES.clone()
+UNKNOWN[0, 0, 0] = 255
+VALUES = torch.randn(12, generator=torch.Generator().manual_seed(8))
+HEAVY = nn.Linear(3, 3)
+HEAVIES = ob.Population.from_models([HEAVY, nn.Linear(3, 3)])
 SYMMETRY = ob.discover(MODEL, X[:2])
 Q = ob.fit(P)
 DATA = (X, Y)
@@ -183,6 +198,117 @@ def rows() -> list[ROW]:
         ("a text for chains", lambda: ob.Population.from_models([MODEL], chain="a"), "chain as one number per member"),
         ("a number for axes", lambda: ob.fit(P).plot(3), "panels, found 0 axes"),
         ("progress", lambda: ob.align(P, SYMMETRY, progress=3), "found 3: give progress=True"),
+        # networks of another model, or in another form
+        ("a posterior in fold_norms", lambda: ob.fold_norms(NORMED, Q, X), posterior),  # type: ignore[type-var]
+        (
+            "a module in fold_norms",
+            lambda: ob.fold_norms(NORMED, NORMED, X),  # type: ignore[type-var]
+            r"found the module Sequential: give module.state_dict\(\)",
+        ),
+        ("NaN in fold_norms", lambda: ob.fold_norms(NORMED, NORMS, X * torch.nan), "finite inputs .* found NaN"),
+        (
+            "another symmetry in narrow",
+            lambda: ob.narrow(NORMED, SYMMETRY, 0.5),
+            r"found one of another, with '2.weight' \(2, 4\) where the network has no such tensor: discover it",
+        ),
+        (
+            "another width in narrow",
+            lambda: ob.narrow(Net(3), SYMMETRY, 0.5),
+            r"'0.weight' \(4, 3\) where the network has \(3, 3\)",
+        ),
+        ("modules in calibrate", lambda: ob.calibrate(MODEL, [MODEL], DATA), r"found list: .*from_models\(\["),  # type: ignore[arg-type]
+        ("None in evaluate", lambda: ob.evaluate(MODEL, None, DATA), "found None: .* its .why says why"),  # type: ignore[arg-type]
+        # likelihoods, classes and pixels
+        (
+            "a text for ignore_index",
+            lambda: ob.evaluate(PIXELS, MASKS, (IMAGES, CLASSES), ignore_index="255"),  # type: ignore[arg-type]
+            "a whole class number, found '255': give ignore_index=255",
+        ),
+        (
+            "half a class for ignore_index",
+            lambda: ob.evaluate(PIXELS, MASKS, (IMAGES, CLASSES), ignore_index=255.5),  # type: ignore[arg-type]
+            "a whole class number, found 255.5",
+        ),
+        ("no ignore_index", lambda: ob.evaluate(PIXELS, MASKS, (IMAGES, UNKNOWN)), "give ignore_index=255 where"),
+        ("the same in sample", lambda: ob.sample(PIXELS, (IMAGES, UNKNOWN)), "found 0 to 255: give ignore_index=255"),
+        ("pixels in calibrate", lambda: ob.calibrate(PIXELS, MASKS, (IMAGES, CLASSES)), "judge them with onebasin"),
+        ("pixels in conformal", lambda: ob.conformal(PIXELS, MASKS, (IMAGES, CLASSES)), "one for each pixel"),
+        ("no likelihood", lambda: ob.evaluate(HEAVY, HEAVIES, (X, VALUES)), "of training, as likelihood='student_t'"),
+        (
+            "half a word for a likelihood",
+            lambda: ob.evaluate(HEAVY, HEAVIES, (X, VALUES), likelihood="student"),
+            "found 'student': write 'student_t'",
+        ),
+        (
+            "no word for a likelihood",
+            lambda: ob.evaluate(HEAVY, HEAVIES, (X, VALUES), likelihood="xyz"),
+            "found 'xyz': write 'gaussian' for values",
+        ),
+        (
+            "a head in conformal",
+            lambda: ob.conformal(HEAVY, HEAVIES, (X, VALUES), method="cqr", likelihood="mixture"),
+            "conformal reads no distribution heads, found likelihood='mixture'",
+        ),
+        (
+            "a head in calibrate",
+            lambda: ob.calibrate(HEAVY, HEAVIES, (X, VALUES), likelihood="student_t"),
+            "calibrate reads no distribution heads",
+        ),
+        ("one class in calibrate", lambda: ob.calibrate(MODEL, P, (X, Y * 0)), "two classes .*, found class 0 alone"),
+        # images
+        ("a text in shifts", lambda: ob.data.shifts(IMAGES, "contrast"), r"the text 'contrast': give \['contrast'\]"),
+        ("bytes in corrupt", lambda: ob.data.corrupt(IMAGES.byte()), r"torch.uint8 .*: give inputs.float\(\) / 255"),
+        ("NaN in corrupt", lambda: ob.data.corrupt(IMAGES * torch.nan), "finite pixels, found NaN or infinity"),
+        (
+            "another size in corrupt",
+            lambda: ob.data.corrupt(torch.rand(2, 784), size=(8, 9)),
+            r"found 784 numbers: .* as size=\(28, 28\)",
+        ),
+        ("no shifts", lambda: ob.evaluate(MODEL, P, DATA, shifted={}), "found an empty one: give onebasin.data.shifts"),
+        (
+            "numbers for shifts",
+            lambda: ob.evaluate(MODEL, P, DATA, shifted={1: X}),  # type: ignore[dict-item]
+            "found names that are no texts",
+        ),
+        (
+            "ood_mask without ood",
+            lambda: ob.evaluate(PIXELS, MASKS, (IMAGES, CLASSES), ood_mask=CLASSES > 0),
+            "found no ood: give ood=images",
+        ),
+        # selective prediction
+        ("no examples in aurc", lambda: ob.metrics.aurc(X[:0, 0], X[:0, 0]), "of at least one example, found none"),
+        ("two axes in ause", lambda: ob.metrics.ause(X, VALUES), r"expected uncertainty .* found shape \(12, 3\)"),
+        ("NaN in ause", lambda: ob.metrics.ause(VALUES, VALUES * torch.nan), "errors without NaN, found 12 NaN among"),
+        (
+            "members in confidence_and_errors",
+            lambda: ob.metrics.confidence_and_errors(X.softmax(1)[None], Y),
+            r"found shape \(1, 12, 3\); average over members, as p.mean\(0\)",
+        ),
+        ("whole probabilities", lambda: ob.metrics.ece(Y[:, None], Y), "in floating point, found torch.int64; give"),
+        ("a risk in per cent", lambda: ob.metrics.coverage_at_risk(VALUES, Y.double(), 5), "from 0 to 1, .* found 5;"),
+        ("a negative risk", lambda: ob.metrics.coverage_at_risk(VALUES, VALUES.abs(), -1), "from 0 to 1, .* found -1;"),
+        (
+            "a coverage in per cent",
+            lambda: ob.metrics.abstention(VALUES, Y.double(), coverage=80),
+            "above 0 and at most 1, found 80",
+        ),
+        # methods that the data or the model cannot serve
+        ("no members", lambda: ob.BatchEnsemble(members=0), "from 2 on, found 0: give members=4"),
+        (
+            "one layer for mimo",
+            lambda: ob.sample(nn.Sequential(nn.Linear(3, 2)), DATA, ob.MIMO(epochs=1)),
+            r"at least two layers for mimo, .* found one \('0'\)",
+        ),
+        (
+            "more members than examples",
+            lambda: ob.sample(MODEL, (X[:3], Y[:3]), ob.MIMO(members=50, epochs=1)),
+            "found 3 for 50 members: give members=3",
+        ),
+        (
+            "more examples than there are",
+            lambda: ob.sample(NORMED, DATA, ob.MCBatchNorm(examples=10**6, epochs=1)),
+            "at most 12 examples in a batch, .* found examples=1000000",
+        ),
         ("raw in diagnose", lambda: ob.diagnose(None, P, quantity="raw"), 'give quantity="values"'),
     ]  # fmt: skip
 
@@ -269,3 +395,31 @@ def test_metrics_take_arrays_and_give_what_tensors_give() -> None:
 def test_a_loader_is_evaluated() -> None:
     loader = DataLoader(TensorDataset(X, Y), batch_size=5)
     assert str(ob.evaluate(MODEL, P, loader)) == str(ob.evaluate(MODEL, P, DATA))
+
+
+def test_a_calibration_of_logits_wants_the_axis_of_members() -> None:
+    found = ob.calibrate(MODEL, P, (X.repeat(2, 1), Y.repeat(2)), n_resamples=5)
+    logits = ob.predict(MODEL, P, X, quantity="logits")
+    assert found(logits).shape == (12, 2) and found(logits[:1]).shape == (12, 2)
+    with pytest.raises(
+        ob.OnebasinError, match=r"\(members, examples, classes\), found shape \(12, 2\): give logits\[No"
+    ):
+        found(logits[0])
+    one = nn.Linear(3, 1)
+    single = ob.calibrate(one, ob.Population.from_models([one]), (X, Y), likelihood="bernoulli", n_resamples=5)
+    assert single(torch.zeros(1, 12)).shape == (12, 2)
+    with pytest.raises(ob.OnebasinError, match=r"\(members, examples\), found shape \(12,\): give logits\[None\]"):
+        single(torch.zeros(12))
+
+
+def test_a_risk_above_one_is_one_where_losses_are() -> None:
+    """Errors of values have no largest size, so what is refused for shares of wrong classes is a question here."""
+    confidence, errors = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([2.0, 6.0, 10.0])
+    assert float(ob.metrics.coverage_at_risk(confidence, errors, 4)) == pytest.approx(2 / 3)
+
+
+def test_the_mean_of_one_shift_is_that_shift() -> None:
+    shift = ob.evaluate(MODEL, P, DATA, shifted={"turned": -X}, n_resamples=20).shifted
+    assert shift is not None and shift.mean["ece"] == shift.numbers["turned"][1]["ece"]
+    several = ob.evaluate(MODEL, P, DATA, shifted={"turned": {1: -X, 2: -2 * X}}, n_resamples=20).shifted
+    assert several is not None and "no interval" in str(several.mean["ece"])

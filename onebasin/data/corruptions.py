@@ -77,6 +77,8 @@ def corrupt(
         raise InputError("expected a range whose second end is above its first, found others: give (0.0, 1.0)")
     wide = images if images.dtype.itemsize >= 4 else images.float()
     unit = (wide - low) / (high - low)
+    if not bool(unit.isfinite().all()):
+        raise InputError("expected finite pixels, found NaN or infinity: leave these images out")
     least, most = float(unit.min()), float(unit.max())
     if not (least >= -_SLACK and most <= 1 + _SLACK):
         raise InputError(
@@ -112,6 +114,10 @@ def shifts(
         range: as in `corrupt`.
         size: as in `corrupt`.
     """
+    if isinstance(corruptions, str):
+        raise InputError(
+            f"expected corruptions as a list of names, found the text {corruptions!r}: give [{corruptions!r}]"
+        )
     names, levels = list(CORRUPTIONS if corruptions is None else corruptions), list(severities)
     for name in names:
         for level in levels:
@@ -163,13 +169,17 @@ CORRUPTIONS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
 def _as_images(inputs: Tensor, size: tuple[int, int] | None) -> Tensor:
     """Images (n, channels, height, width)."""
     if not isinstance(inputs, Tensor) or not inputs.is_floating_point() or not inputs.numel():
-        raise InputError("expected images as a floating tensor, found something else: divide bytes by 255")
+        found = f"{inputs.dtype} {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else f"a {type(inputs).__name__}"
+        remedy = (
+            "give at least one" if isinstance(inputs, Tensor) and not inputs.numel() else "give inputs.float() / 255"
+        )
+        raise InputError(f"expected images as a tensor of floating-point pixels, found {found}: {remedy}")
     if size is not None:
         rows = inputs.reshape(len(inputs), -1)
         if rows.shape[1] % (size[0] * size[1]):
             raise InputError(
                 f"expected rows of {size[0]} x {size[1]} pixels, found {rows.shape[1]} numbers: give their height and "
-                "width as size="
+                f"width, as size={_square(rows.shape[1])}"
             )
         return rows.reshape(len(inputs), -1, *size)
     if inputs.dim() not in (3, 4):
@@ -178,6 +188,19 @@ def _as_images(inputs: Tensor, size: tuple[int, int] | None) -> Tensor:
             "give size=(height, width) for rows of pixels"
         )
     return inputs if inputs.dim() == 4 else inputs[:, None]
+
+
+def _square(numbers: int) -> tuple[int, int]:
+    """A height and a width that so many numbers may have.
+
+    >>> _square(784), _square(3072), _square(30)
+    ((28, 28), (32, 32), (5, 6))
+    """
+    for pixels in (numbers, numbers // 3 if numbers % 3 == 0 else numbers):
+        if math.isqrt(pixels) ** 2 == pixels:
+            return math.isqrt(pixels), math.isqrt(pixels)
+    height = next(side for side in range(math.isqrt(numbers), 0, -1) if numbers % side == 0)
+    return height, numbers // height
 
 
 def _per_channel(end: float | Tensor, images: Tensor) -> Tensor:

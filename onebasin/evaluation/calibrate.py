@@ -34,6 +34,7 @@ from onebasin.evaluation.evaluate import (
     estimates,
     mean_estimator,
     metric_estimates,
+    refuse_heads,
 )
 from onebasin.evaluation.figures import reliability_panel
 from onebasin.functional import (
@@ -150,7 +151,13 @@ class Calibration(Result):
                     "predict(..., average=True)"
                 )
             return _of_average(self.isotonic or self.scalings[0], predictions.double().log())
-        if predictions.dim() < 2 or len(self.scalings) not in (1, len(predictions)):
+        axes = 3 if self.settings.get("likelihood", "categorical") == "categorical" else 2
+        if predictions.dim() < axes:
+            raise InputError(
+                f"expected logits of all members, ({'members, examples, classes'[: 17 if axes == 2 else None]}), found "
+                f"shape {tuple(predictions.shape)}: give logits[None] of a single network"
+            )
+        if len(self.scalings) not in (1, len(predictions)):
             raise InputError(
                 f"expected logits (members, examples, classes) of {len(self.scalings)} members, found shape "
                 f'{tuple(predictions.shape)}: give predict(..., quantity="logits") of the same networks'
@@ -327,11 +334,16 @@ def calibrate(
     inputs, targets = pair_of(data, model)
     statistics = measured_of(statistics, model)
     kind = kind_of_targets(targets, likelihood)
+    refuse_heads(likelihood, kind, "calibrate", "a classifier, or judge it with evaluate")
     if kind == "gaussian":
         raise InputError("expected classes to calibrate, found values: for intervals of values see ob.conformal")
     if kind == "bernoulli" and method == "matrix":
         raise InputError('expected several classes to mix, found one logit: choose method="vector", which is Platt\'s')
-    members = networks if isinstance(networks, Population | Posterior) else Population.from_states([networks])
+    if isinstance(networks, Mapping):
+        members: Population | Posterior = Population.from_states([networks])
+    else:
+        networks_of(networks, draws, seed)  # refuses what is neither
+        members = networks
     logits = class_logits(
         predict(model, members, inputs, quantity="logits", draws=draws, statistics=statistics, seed=seed, chunk=chunk,
                 batch=batch, progress=progress, workers=workers, executor=executor),
@@ -340,6 +352,11 @@ def calibrate(
     goals = class_numbers(targets, kind)
     check_labels(goals, logits[0])
     goals = as_class_numbers(goals, logits)
+    if bool((goals == goals[0]).all()):
+        raise InputError(
+            f"expected examples of at least two classes to calibrate on, found class {int(goals[0])} alone: the map "
+            "that always says so would be the best; shuffle the data before they are divided"
+        )
     if len(goals) < 2 * folds:
         raise InputError(f"expected at least {2 * folds} examples for {folds} folds, found {len(goals)}: give more")
     fold = _Folding.of(model, members, inputs, per) if method in SCALINGS else _Folding((), "isotonic maps bend")

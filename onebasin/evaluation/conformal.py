@@ -27,6 +27,7 @@ from onebasin.evaluation.evaluate import (
     estimates,
     gaussians,
     mean_estimator,
+    refuse_heads,
 )
 from onebasin.evaluation.figures import wilson
 from onebasin.functional import (
@@ -429,6 +430,9 @@ def conformal(
     if noise == QUANTILES:
         likelihood = likelihood or "gaussian"
     kind = kind_of_targets(targets, likelihood, noise)
+    refuse_heads(
+        likelihood, kind, "conformal", 'a model of means with likelihood="gaussian", or judge it with evaluate'
+    )
     values = kind == "gaussian"
     method = method or ("cqr" if noise == QUANTILES else "split" if values else "aps")
     known = INTERVALS if values else SETS

@@ -448,12 +448,28 @@ def class_logits(outputs: Tensor, kind: str) -> Tensor:
             )
         half = outputs.double().reshape(len(outputs), -1, 1) / 2
         return torch.cat([-half, half], dim=2)
+    if len(shape) > 2:
+        raise InputError(
+            f"expected outputs (examples, classes), one class per example, found {shape}, one for each pixel: judge "
+            "them with onebasin.evaluate and class numbers (examples, height, width); nothing else takes pixels"
+        )
     if len(shape) != 2 or shape[1] < 2:
         raise InputError(
             f"expected outputs (examples, classes) of at least 2 classes, found {shape}: choose "
             'likelihood="bernoulli" for one logit, "gaussian" for values'
         )
     return outputs
+
+
+def refuse_heads(likelihood: str | Likelihood | None, kind: str, where: str, remedy: str) -> None:
+    """Refuse distribution heads where only classes and Gaussian values are read.
+
+    Raises:
+        InputError: the likelihood is one.
+    """
+    own = likelihood if isinstance(likelihood, Likelihood) else LIKELIHOODS.get(kind)
+    if isinstance(own, Head):
+        raise InputError(f"{where} reads no distribution heads, found likelihood={own.name!r}: give {remedy}")
 
 
 def predictive_numbers(
@@ -622,6 +638,13 @@ def gaussians(outputs: Tensor, targets: Tensor, noise: Noise) -> tuple[Tensor, T
         return means.reshape(shape), logs.exp().reshape(shape)
     if isinstance(noise, int | float) and given == values and _core(exact[0]) == _core(targets):
         return exact.reshape(shape), torch.as_tensor(float(noise), dtype=torch.float64, device=exact.device)
+    heads = [name for name, one in LIKELIHOODS.items() if isinstance(one, Head) and one.parts * values == given]
+    if noise is None and heads:
+        raise InputError(
+            f"expected outputs like targets {tuple(targets.shape)}, found {tuple(exact.shape[1:])}, as many as "
+            f"{' or '.join(heads)} has: give the likelihood of training, as likelihood={heads[0]!r}, or for a Gaussian "
+            "change the model's last layer and give noise=standard deviation"
+        )
     raise InputError(
         f"expected outputs like targets {tuple(targets.shape)} with noise=standard deviation, or (examples, "
         f'{2 * values}) with noise="learned", found outputs {tuple(exact.shape[1:])} and noise={noise!r}: give the '
@@ -753,6 +776,8 @@ def evaluate(
     if values and (ood is not None or reference is not None):
         raise InputError(f"ood and reference compare class probabilities, found a {kind} likelihood: leave them out")
     targets = without(targets, ignore_index)
+    if ood_mask is not None and ood is None:
+        raise InputError("ood_mask says which pixels of ood are out of distribution, found no ood: give ood=images")
     pixels = targets.dim() > 2 or (targets.dim() == 2 and not values and kind != "bernoulli")
     if (ignore_index is not None or ood_mask is not None) and not pixels:
         raise InputError(
@@ -918,7 +943,8 @@ def _shift(
         sums = {key: sums.get(key, torch.zeros_like(one)) + one / len(levels) for key, one in each.items()}
     errors = [each["ece"].value for found in numbers.values() for each in found.values()]
     mean = estimates(mean_estimator(sums), [len(targets)], resampling)
-    mean["ece"] = Estimate(sum(errors) / len(errors), math.nan, math.nan)
+    single = next(iter(next(iter(numbers.values())).values())) if len(errors) == 1 else None
+    mean["ece"] = single["ece"] if single else Estimate(sum(errors) / len(errors), math.nan, math.nan)
     clean = {key: evaluation.in_distribution[key] for key in METRICS}
     return Shift(clean, numbers, mean, len(targets))
 

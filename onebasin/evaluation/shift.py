@@ -151,9 +151,11 @@ def levels_of(shifted: ShiftedInputs) -> list[tuple[str, int, Any]]:
     [('rotated', 1), ('noise', 1), ('noise', 2)]
     """
     if not isinstance(shifted, Mapping) or not shifted or not all(isinstance(name, str) for name in shifted):
+        found = f"a {type(shifted).__name__}"
+        if isinstance(shifted, Mapping):
+            found = "names that are no texts" if shifted else "an empty one"
         raise InputError(
-            f"expected shifted as a mapping of names to inputs, found a {type(shifted).__name__}: give "
-            "onebasin.data.shifts(inputs)"
+            f"expected shifted as a mapping of names to inputs, found {found}: give onebasin.data.shifts(inputs)"
         )
     rows = []
     for name, source in shifted.items():

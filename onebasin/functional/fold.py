@@ -20,8 +20,9 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from onebasin.errors import ModelError
+from onebasin.errors import InputError, ModelError
 from onebasin.functional.call import (
     Inputs,
     as_seen,
@@ -37,7 +38,7 @@ from onebasin.functional.call import (
 from onebasin.functional.data import AnyInputs, inputs_of
 from onebasin.functional.norms import frozen_norms, replaced, tracked
 from onebasin.functional.observe import LayerCall, NormCall, Observer
-from onebasin.population import Population
+from onebasin.population import Population, check_population
 from onebasin.state import State, state_of
 
 _EXAMPLES = 4  # on which a fold is proved
@@ -82,10 +83,20 @@ def fold_norms(model: nn.Module, networks: Networks, inputs: AnyInputs) -> Netwo
         prior of the new weights is another.
 
     Raises:
+        InputError: the networks are neither of the two, or inputs are not finite.
         ModelError: a norm does not follow a layer right away, or what the layer gives is used elsewhere too; or neither
             of the two has a bias to take up the mean.
     """
     given = inputs_of(inputs, model)
+    if isinstance(networks, nn.Module):
+        raise InputError(
+            f"expected a Population or a State to fold norms in, found the module {type(networks).__name__}: give "
+            "module.state_dict()"
+        )
+    if not isinstance(networks, Population | Mapping):
+        check_population(networks)
+    if any(isinstance(leaf, Tensor) and not bool(leaf.isfinite().all()) for leaf in tree_leaves(given)):
+        raise InputError("expected finite inputs to fold norms on, found NaN or infinity: leave these examples out")
     first: State = networks.member(0) if isinstance(networks, Population) else dict(networks)
     check_fits(model, first)
     places = _places(model, first, given)

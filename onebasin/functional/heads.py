@@ -529,10 +529,15 @@ def without(targets: Tensor, ignore_index: int | None) -> Tensor:
     tensor([   0, -100,    1])
 
     Raises:
-        InputError: targets are values, or nothing else is left.
+        InputError: it is no whole number, targets are values, or nothing else is left.
     """
     if ignore_index is None:
         return targets
+    if not isinstance(ignore_index, int) or isinstance(ignore_index, bool):
+        raise InputError(
+            f"expected ignore_index as a whole class number, found {ignore_index!r}: give ignore_index=255 where 255 "
+            "marks targets that do not count"
+        )
     if targets.is_floating_point():
         raise InputError(
             f"ignore_index={ignore_index} is a class number, found {targets.dtype} targets: leave it out, and mark "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -162,10 +163,15 @@ def check_class_numbers(targets: Tensor, classes: int) -> None:
     Raises:
         InputError: there are such numbers.
     """
-    if not bool(((targets >= 0) & (targets < classes)).all()):
+    wrong = (targets < 0) | (targets >= classes)
+    if bool(wrong.any()):
+        strange = targets[wrong].unique()
+        remedy = "number the classes from 0, or name the likelihood or loss where the targets are values"
+        if targets.dim() > 1 and len(strange) == 1:
+            remedy = f"give ignore_index={int(strange)} where it marks what does not count, or number them from 0"
         raise InputError(
             f"expected class numbers from 0 to {classes - 1}, found {int(targets.min())} to {int(targets.max())}: "
-            "number the classes from 0, or name the likelihood or loss where the targets are values"
+            f"{remedy}"
         )
 
 
@@ -228,9 +234,10 @@ def kind_of_targets(
     if likelihood is not None:
         word = likelihood.name if isinstance(likelihood, Likelihood) else likelihood
         if word == likelihood and word not in (*KINDS, *LIKELIHOODS):
+            near = difflib.get_close_matches(str(word), (*KINDS, *LIKELIHOODS), n=1)
             raise InputError(
                 f"expected a likelihood out of {', '.join((*KINDS, *LIKELIHOODS))}, found {likelihood!r}: write "
-                "'gaussian' for values"
+                f"{f'{near[0]!r}' if near else repr('gaussian') + ' for values'}"
             )
         if noise is not None and likelihood != "gaussian":
             raise InputError(

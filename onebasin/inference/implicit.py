@@ -270,9 +270,9 @@ def member_plan(method: TrainedMethod, members: MemberMap, draws: int) -> ChainP
 
 def check_members(members: int, **counts: int | None) -> None:
     """Raise unless there are at least two members, and at least one of everything else."""
-    check_counts(1, members=members, **counts)
-    if members < 2:
+    check_counts(1, **counts)
+    if isinstance(members, bool) or not isinstance(members, int) or members < 2:
         raise InputError(
-            f"expected members to be a whole number from 2 on, found {members}: give members=4, or onebasin.Ensemble() "
-            "for one network"
+            f"expected members to be a whole number from 2 on, found {members!r}: give members=4, or "
+            "onebasin.Ensemble() for one network"
         )

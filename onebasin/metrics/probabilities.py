@@ -28,10 +28,15 @@ def as_probabilities(values: Tensor, shape: str = PREDICTIVE) -> Tensor:
         shape: the axes that are expected, `PREDICTIVE` or `MEMBERS`.
     """
     axes = shape.count(",") + 1
-    if values.dim() != axes or not values.numel() or not values.is_floating_point():
+    if not values.is_floating_point():
         raise InputError(
-            f"expected probabilities {shape} as a floating tensor, found {values.dtype} of shape "
-            f"{tuple(values.shape)}; average over members, or add an axis, as the metric needs it"
+            f"expected probabilities {shape} in floating point, found {values.dtype}; give softmax(logits)"
+        )
+    if values.dim() != axes or not values.numel():
+        more = "average over members, as p.mean(0)" if values.dim() > axes else "add an axis, as p[None]"
+        raise InputError(
+            f"expected probabilities {shape}, found shape {tuple(values.shape)}; "
+            f"{more if values.dim() != axes else 'give at least one example'}"
         )
     exact = values.detach().double()
     tolerance = _SUM_TOLERANCE_HALF if values.dtype.itemsize < 4 else _SUM_TOLERANCE

@@ -82,8 +82,7 @@ def risk_at_coverage(
         (...), or (..., c) for a tensor of coverages.
     """
     wanted = torch.as_tensor(coverage, dtype=torch.float64)
-    if wanted.dim() > 1 or not bool(((wanted > 0) & (wanted <= 1)).all()):
-        raise InputError(f"expected coverages above 0 and at most 1, found {coverage}; 0.8 answers four in five")
+    _check_coverages(wanted, coverage)
     risks = _accepted(confidence, losses, weights).risk_at(wanted.reshape(-1).to(confidence.device))
     return risks if wanted.dim() else risks[..., 0]
 
@@ -102,9 +101,10 @@ def coverage_at_risk(
     Args:
         confidence: (examples,).
         losses: (examples,).
-        risk: the mean loss that is allowed.
+        risk: the mean loss that is allowed, from 0 on; above 1 only where losses are.
         weights: (..., examples).
     """
+    _check_risk(risk, losses)
     return _accepted(confidence, losses, weights).coverage_at(risk)
 
 
@@ -128,7 +128,7 @@ def ause(uncertainty: Tensor, errors: Tensor, *, normalised: bool = True, weight
         normalised: divide by the mean error, as is usual, so that the curves begin at 1.
         weights: (..., examples).
     """
-    own, oracle = (_accepted(-scores, errors, weights) for scores in (uncertainty, errors))
+    own, oracle = (_accepted(-scores, errors, weights, ("uncertainty", "errors")) for scores in (uncertainty, errors))
     excess = (own.area() - oracle.area()).clamp(min=0)
     return excess / own.mean if normalised else excess
 
@@ -155,6 +155,8 @@ def abstention(
         risk: as in `coverage_at_risk`.
         weights: (..., examples).
     """
+    _check_coverages(torch.as_tensor(coverage, dtype=torch.float64), coverage)
+    _check_risk(risk, losses)
     found = _accepted(confidence, losses, weights)
     share = torch.tensor([coverage], dtype=torch.float64, device=found.count.device)
     return {
@@ -227,12 +229,35 @@ class _Accepted:
         return torch.where(within, share, 0.0).amax(-1)
 
 
-def _accepted(confidence: Tensor, losses: Tensor, weights: Tensor | None) -> _Accepted:
-    for name, values in (("confidence", confidence), ("losses", losses)):
-        if values.dim() != 1 or not len(values) or len(values) != len(confidence) or bool(values.isnan().any()):
+def _check_coverages(wanted: Tensor, given: object) -> None:
+    if wanted.dim() > 1 or not bool(((wanted > 0) & (wanted <= 1)).all()):
+        raise InputError(f"expected coverages above 0 and at most 1, found {given}; 0.8 answers four in five")
+
+
+def _check_risk(risk: float, losses: Tensor) -> None:
+    """Refuse negative risks, and those above 1 where no loss is: a risk in per cent, that every example meets."""
+    if not risk >= 0 or (risk > 1 and losses.numel() and bool((losses <= 1).all())):
+        raise InputError(
+            f"expected a risk from 0 to 1, as the losses are, found {risk}; 0.05 allows five errors in 100 answers"
+        )
+
+
+def _accepted(
+    confidence: Tensor, losses: Tensor, weights: Tensor | None, names: tuple[str, str] = ("confidence", "losses")
+) -> _Accepted:
+    for name, values in zip(names, (confidence, losses), strict=True):
+        if values.dim() == 1 and not len(confidence):
+            raise InputError(f"expected {name} of at least one example, found none; give one number per example")
+        if values.dim() != 1 or len(values) != len(confidence):
+            wanted = f" ({len(confidence)},)" if confidence.dim() == 1 else " (examples,)"
             raise InputError(
-                f"expected {name} as ({len(confidence) if confidence.dim() else 1},) numbers without NaN, one per "
-                f"example, found shape {tuple(values.shape)} with {int(values.isnan().sum())} NaN; give one per example"
+                f"expected {name}{wanted}, one number per example, found shape {tuple(values.shape)}; average over "
+                "other axes, or leave out what the other argument does not have"
+            )
+        if bool(values.isnan().any()):
+            raise InputError(
+                f"expected {name} without NaN, found {int(values.isnan().sum())} NaN among {len(values)} numbers; "
+                "leave these examples out"
             )
     exact = losses.detach().double()
     if not bool((exact >= 0).all()) or not bool(exact.isfinite().all()):

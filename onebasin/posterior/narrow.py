@@ -65,6 +65,7 @@ def narrow(
 
     Raises:
         InputError: the share or the groups are impossible, or inputs are needed.
+        SymmetryError: the symmetry is that of another model.
         ModelError: a layer does not follow its tensors, as in `resized`.
     """
     if not isinstance(share, int | float) or not 0 < share <= 1:

@@ -146,13 +146,24 @@ def networks_of(networks: Networks, draws: int, seed: int) -> Population | Drawn
     if isinstance(networks, Posterior):
         return Drawn(networks, draws, seed)
     if not isinstance(networks, Population):
-        raise InputError(
-            f"expected a Population or a Posterior, found {type(networks).__name__}: "
-            "make a Population of single networks with Population.from_states"
-        )
+        raise _no_networks(networks)
     if not len(networks):
         raise InputError("expected at least one network to predict with, found an empty population: add members")
     return networks
+
+
+def _no_networks(given: object) -> InputError:
+    if given is None:
+        return InputError(
+            "expected a Population or a Posterior, found None: give networks (where a Calibration has none, its .why "
+            "says why, and it is called with predictions instead)"
+        )
+    each = given if isinstance(given, list | tuple) else [given]
+    modules = any(isinstance(one, nn.Module) for one in each)
+    return InputError(
+        f"expected a Population or a Posterior, found {type(given).__name__}: make a Population "
+        f"{'with Population.from_models([...])' if modules else 'of single networks with Population.from_states'}"
+    )
 
 
 Linearised = bool | Literal["sampled", "probit"]  # True is "sampled"

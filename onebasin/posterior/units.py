@@ -255,6 +255,18 @@ def _widths_of_data(model: nn.Module) -> list[tuple[str, nn.Module]]:
     ]
 
 
+def _check_symmetry(network: State, symmetry: Symmetry) -> None:
+    """Refuse the symmetry of another network."""
+    for name in dict.fromkeys(leg.tensor for space in symmetry.spaces for leg in space.legs):
+        own, known = tuple(network[name].shape) if name in network else None, tuple(symmetry.shapes.get(name, ()))
+        if own is None or (known and own != known):
+            raise SymmetryError(
+                f"expected the symmetry of this network, found one of another, with {name!r} {known} where the network "
+                f"has {'no such tensor' if own is None else own}: discover it on this model, as "
+                "onebasin.discover(model, inputs)"
+            )
+
+
 def _check_names(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Refuse other names; shapes are free."""
     expected = as_spec(model)
@@ -440,9 +452,11 @@ def remove_units(
         module with `resized`, and see with `Removal.error` whether the function is that of the zeroed network.
 
     Raises:
-        SymmetryError: what a removed unit owns in a tensor is no whole slice of it.
+        SymmetryError: the symmetry is that of another network, or what a removed unit owns in a tensor is no whole
+            slice of it.
     """
     network = as_state(state)
+    _check_symmetry(network, symmetry)
     wanted = _wanted(symmetry, keep)
     worth = unit_worth(network, symmetry, by, posterior, seed) if _undecided(wanted) else {}
     kept = {space.name: _kept(space, wanted[space.name], worth) for space in symmetry.spaces if space.name in wanted}

@@ -260,6 +260,8 @@ def test_mistakes_about_shifts_are_sentences(run: Run, folder: Path) -> None:
         "--shift fog --image-size 1x3": "give 'gaussian_noise'",
         "--shift contrast:9": "give contrast:3",
         "--shift all --image-size three": "as 8x8",
+        "--shift all --image-size 8x8": "divide the 3 numbers of an example, found 8x8",
+        "--shift all --image-size 0x3": "found 0x3: give the height and the width",
         "--shift all --image-size 1x3 --pixel-range 0": "as 0,1",
         "--shift all --image-size 1x3": "give range=",
     }.items():

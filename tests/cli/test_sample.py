@@ -233,7 +233,10 @@ def test_priors(given: list[str], expected: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (["--set", "warmpu=3"], "method hmc has no option 'warmpu': did you mean 'warmup'?"),
+        (
+            ["--set", "warmpu=3"],
+            "method hmc has no option 'warmpu': did you mean 'warmup'? See onebasin sample --options hmc",
+        ),
         (["--set", "warmup"], "expected --set NAME=VALUE, found 'warmup'"),
         (["--set", "=3"], "expected --set NAME=VALUE"),
         (["--set", "path=here"], "found path in --set"),

@@ -93,7 +93,7 @@ def test_draws_differ_and_spread_more_for_small_batches() -> None:
     )
     # Of n out of N rows without repetition the mean has variance s^2 / n (1 - n / N): here 0.3 against 0.0067 s^2.
     assert bool((small[:40].var(0) > 5 * large[:40].var(0)).all())
-    whole = sample(net(), (X, Y), "mcbatchnorm", draws=2, examples=999, **TRAINING, **RUN)
+    whole = sample(net(), (X, Y), "mcbatchnorm", draws=2, examples=30, **TRAINING, **RUN)
     torch.testing.assert_close(whole.tensor("1.running_mean")[0], whole.tensor("1.running_mean")[1])
 
 

@@ -144,5 +144,5 @@ def test_confidence_and_errors_and_refusals() -> None:
         risk_at_coverage(confidence, errors, 0.0)
     with pytest.raises(InputError, match="give 0 for right"):
         aurc(confidence, -errors)
-    with pytest.raises(InputError, match="one per example"):
+    with pytest.raises(InputError, match="one number per example, found shape"):
         aurc(confidence, errors[:1])

@@ -99,6 +99,12 @@ def _shifts(options: dict[str, Any], inputs: Any, seed: int) -> dict[str, Any]:
     if not isinstance(inputs, Tensor):
         raise InputError("--shift corrupts images, found several inputs: evaluate data of one tensor")
     size = None if options["image_size"] is None else _two(options["image_size"], "x", int, "--image-size", "8x8")
+    numbers = inputs[0].numel()
+    if size is not None and (min(size) < 1 or numbers % (size[0] * size[1])):
+        raise InputError(
+            f"expected --image-size to divide the {numbers} numbers of an example, found {options['image_size']}: give "
+            "the height and the width of the images, as --image-size 28x28 of 784 numbers"
+        )
     ends = (0.0, 1.0)
     if options["pixel_range"] is not None:
         ends = _two(options["pixel_range"], ",", float, "--pixel-range", "0,1")

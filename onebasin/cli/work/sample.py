@@ -1,5 +1,6 @@
 """Sample: draws from a posterior over weights, their diagnostics, and lists of what methods can be told."""
 
+import difflib
 import inspect
 import math
 import re
@@ -19,7 +20,7 @@ from onebasin.cli.options import check_writable, remove_before
 from onebasin.cli.progress import progress_bar
 from onebasin.cli.records import command_line, record_of
 from onebasin.cli.tables import short
-from onebasin.errors import InputError, OnebasinError, check_options
+from onebasin.errors import InputError, OnebasinError
 from onebasin.functional import (
     IGNORED,
     ClassLoss,
@@ -168,7 +169,13 @@ KEYWORDS = set(inspect.signature(draw).parameters) - _OF_THE_VERB  # of `sample`
 def chosen_method(name: str, options: Mapping[str, Any], recipe: str | None = None) -> Method:
     """The method of this name, or of the user's file, trained as a recipe says, with these options."""
     method: Any = method_of(name if name in METHODS else load_object(name))
-    check_options(options, {*options_of(method), *KEYWORDS}, f"method {method.name}")
+    known = {*options_of(method), *KEYWORDS}
+    for option in options:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else "leave it out."
+            listed = f"onebasin sample --options {name}" if name in METHODS else "the file"
+            raise InputError(f"method {method.name} has no option {option!r}: {remedy} See {listed} for all of them")
     if options and not is_dataclass(method):
         raise InputError(f"expected a dataclass to set {', '.join(options)} of, found {name}: set it in the file")
     if recipe is not None:

@@ -40,7 +40,8 @@ class Masksembles(TrainedMethod):
     Attributes:
         members: networks of each training, which are its draws.
         scale: how little masks overlap: two share the part 1 / scale of their units; for the inputs of all linear and
-            convolution layers but the first, or a dict of scales by layer name or pattern.
+            convolution layers but the first, or a dict of scales by layer name or pattern. Of 8 units 4 members keep 4
+            each with scale 2, 3 with scale 3, and 2, the least, with scale 100; of 100 units 53, 42 and 25.
     """
 
     name: ClassVar[str] = "masksembles"

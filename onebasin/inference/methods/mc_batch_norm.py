@@ -43,7 +43,8 @@ class MCBatchNorm(TrainedMethod):
     Attributes:
         draws: networks drawn from each training.
         mode: "replace" the running statistics by those of the batch, or "update" them with the momentum of each norm.
-        examples: in the batch of a draw; None for `batch`, as in training, which the theory asks for.
+        examples: in the batch of a draw; None for `batch`, as in training, which the theory asks for. With as many as
+            the data have all draws of a chain are equal.
     """
 
     name: ClassVar[str] = "mcbatchnorm"
@@ -62,6 +63,11 @@ class MCBatchNorm(TrainedMethod):
         """Train, then draw batches."""
         if target.outputs is None:
             raise InputError("mcbatchnorm needs data to take batches of, found none: give data=(inputs, targets)")
+        if self.examples is not None and self.examples > target.examples:
+            raise InputError(
+                f"expected at most {target.examples} examples in a batch, all there are, found examples="
+                f"{self.examples}: leave examples out, or give fewer, since the draws from batches of all are equal"
+            )
         size = self.examples or self.batch or target.examples
         kernel = MCBatchNormKernel(target, target.outputs, min(size, target.examples), self.mode == "update")
         if not norms_used(target.outputs.model, kernel.network(), kernel.inputs(slice(2)), constant=kernel.constant):

@@ -76,6 +76,12 @@ class MIMO(TrainedMethod):
                 f"expected mini-batches of at most piece={target.piece} examples to shuffle, found "
                 f"batch={self.batch} of {target.examples}: give batch=100"
             )
+        rows = min(self.batch or target.examples, target.examples)
+        if self.members > rows:
+            raise InputError(
+                f"expected at least as many examples in a mini-batch as members, which see different ones, found "
+                f"{rows} for {self.members} members: give members={max(2, rows)}, and batches of at least as many"
+            )
         first, last = ends(target, layers)
         members = Slots(
             target=target,
@@ -97,11 +103,16 @@ def ends(target: Target, layers: tuple[WeightLayer, ...]) -> tuple[WeightLayer, 
     order = [name for name, _, _ in ran(model, few(target), (*WEIGHTED, *norms))]
     weighted = [name for name in order if isinstance(model.get_submodule(name), WEIGHTED)]
     known = {layer.name: layer for layer in layers}
+    if len(set(weighted)) < 2:
+        raise InputError(
+            f"expected at least two layers for mimo, one for the inputs of the members and one for their outputs, "
+            f"found one ({weighted[0] or type(model).__name__!r}): add a layer, or use onebasin.Ensemble()"
+        )
     for name, place in ((weighted[0], "first"), (weighted[-1], "last")):
-        if name not in known or weighted.count(name) > 1 or len(weighted) < 2:
+        if name not in known or weighted.count(name) > 1:
             raise InputError(
-                f"expected a first and a last layer with weights of their own for mimo, found {name or 'one layer'}, "
-                f"the {place}, frozen, tied or running twice: train it, or use onebasin.BatchEnsemble()"
+                f"expected a first and a last layer with weights of their own for mimo, found {name!r}, the {place}, "
+                "frozen, tied or running twice: train it, or use onebasin.BatchEnsemble()"
             )
     if order[-1] != weighted[-1]:
         raise InputError(
