@@ -260,6 +260,7 @@ _HOMES = {
         "verify",
     ),
 }
+_LOADED: dict[str, Any] = {}
 _PACKAGES = ("data", "errors", "examples", "metrics", "parallel", "reporting", "storage")
 __all__ = [
     "EMA",
@@ -392,6 +393,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name from the package where it is defined."""
     if name == "__version__":
         return version(__name__)
+    if name in _LOADED:
+        return _LOADED[name]
     if name in _PACKAGES:
         return import_module(f"{__name__}.{name}")
     for package, names in _HOMES.items():
@@ -400,7 +403,7 @@ def __getattr__(name: str) -> Any:
             if isinstance(value, FunctionType):
                 value = import_module(f"{__name__}.errors").explained(value)
                 value.__module__ = __name__  # where pickle finds it
-            globals()[name] = value
+            _LOADED[name] = value  # not among the globals, where doctest would take it for a function of this file
             return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -58,7 +58,7 @@ def reproduce(**options: Any) -> None:
     compact   Xiao, Liu & Bamler 2023, compact posteriors by re-basin (arXiv 2401.00611).
               Parts: transpositions, dynamics, table, width, sigma, pruning.
     symmetry  Laurent, Aldea & Franchi 2024, symmetry-aware posteriors (arXiv 2310.08287).
-              Parts: two-neurons, marginals, table, collapse, mass, order, checkpoints.
+              Parts: two-neurons, marginals, table, implicit, collapse, mass, order, checkpoints.
 
     Networks and finished parts are kept in OUTPUT: the same command after an interruption goes on. The last lines
     are the verdicts and the path of the report.

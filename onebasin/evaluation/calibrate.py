@@ -63,7 +63,7 @@ from onebasin.metrics import (
     reliability,
     weighted_mean,
 )
-from onebasin.parallel import Executor, Progress
+from onebasin.parallel import Executor, Progress, progress_of
 from onebasin.population import Population
 from onebasin.posterior import Networks, OutputMap, Posterior, first_of, networks_of, predict
 from onebasin.reporting import (
@@ -286,7 +286,7 @@ def calibrate(
     path: str | os.PathLike[str] | None = None,
     chunk: int | None = None,
     batch: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Calibration:
@@ -322,7 +322,8 @@ def calibrate(
         path: a new folder for a calibrated Population that is larger than memory.
         chunk: networks in one pass, as in `predict`.
         batch: examples in one pass, as in `predict`.
-        progress: called with (networks done, networks in all, "networks"), then with (fits done, fits in all, "fits").
+        progress: True for a line on stderr with the time left, or a function that is called with (networks done,
+            networks in all, "networks"), then with (fits done, fits in all, "fits").
         workers: processes; the result does not depend on their number.
         executor: "local" or the address of a Ray cluster, or an open Executor.
 
@@ -332,7 +333,7 @@ def calibrate(
     per = _checked(networks, method, per, folds)
     model = select_output(model, output)
     inputs, targets = pair_of(data, model)
-    statistics = measured_of(statistics, model)
+    statistics, shown = measured_of(statistics, model), progress_of(progress)
     kind = kind_of_targets(targets, likelihood)
     refuse_heads(likelihood, kind, "calibrate", "a classifier, or judge it with evaluate")
     if kind == "gaussian":
@@ -346,7 +347,7 @@ def calibrate(
         members = networks
     logits = class_logits(
         predict(model, members, inputs, quantity="logits", draws=draws, statistics=statistics, seed=seed, chunk=chunk,
-                batch=batch, progress=progress, workers=workers, executor=executor),
+                batch=batch, progress=shown, workers=workers, executor=executor),
         kind,
     )  # fmt: skip
     goals = class_numbers(targets, kind)
@@ -363,7 +364,7 @@ def calibrate(
     shifted = not fold.layers or any(bias for _, bias in fold.layers)
     ridges: Sequence[float | None] = (None,) if method not in ("vector", "matrix") else (ridge,) if ridge else RIDGES
     done, fits = count(1), len(ridges) * folds + 1
-    task = _Task(method, per, logits, goals, shifted, lambda: progress and progress(next(done), fits, "fits"))
+    task = _Task(method, per, logits, goals, shifted, lambda: shown and shown(next(done), fits, "fits"))
     parts = _parts(len(goals), folds, seed)
     ridge, after = task.best_ridge(parts, ridges)
     maps = task.fitted(torch.ones(len(goals), dtype=torch.bool), ridge)

@@ -52,7 +52,7 @@ from onebasin.metrics import (
     conformal_threshold,
     interval_excess,
 )
-from onebasin.parallel import Executor, Progress
+from onebasin.parallel import Executor, Progress, progress_of
 from onebasin.posterior import Networks, Predictive, PredictOptions, predict, stale_statistics
 from onebasin.reporting import (
     Axis,
@@ -385,7 +385,7 @@ def conformal(
     seed: int = 0,
     chunk: int | None = None,
     batch: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
     workers: int | None = None,
     executor: str | Executor | None = None,
 ) -> Conformal:
@@ -418,7 +418,8 @@ def conformal(
         seed: of draws and of random sets.
         chunk: networks in one pass, as in `predict`.
         batch: examples in one pass, as in `predict`.
-        progress: called with (networks done, networks in all, "networks").
+        progress: True for a line on stderr with the time left, or a function that is called with (networks done,
+            networks in all, "networks").
         workers: processes; the result does not depend on their number.
         executor: "local" or the address of a Ray cluster, or an open Executor.
 
@@ -445,7 +446,7 @@ def conformal(
         raise InputError(f"expected a coverage between 0 and 1, found {coverage}: 0.9 is usual")
     predicting = PredictOptions(
         draws=draws, seed=seed, statistics=measured_of(statistics, model), chunk=chunk, batch=batch,
-        progress=progress, workers=workers, executor=executor,
+        progress=progress_of(progress), workers=workers, executor=executor,
     )  # fmt: skip
     predicting, _ = stale_statistics(model, networks, inputs, predicting)
     options: dict[str, Any] = {"kind": kind, "seed": seed}

@@ -44,7 +44,7 @@ from onebasin.functional import (
     one_tensor,
     select_output,
 )
-from onebasin.parallel import Progress
+from onebasin.parallel import Progress, progress_of
 from onebasin.posterior.gaussian import Partial
 from onebasin.posterior.layout import vector_dtype
 from onebasin.posterior.posterior import Posterior
@@ -95,7 +95,7 @@ def linearise(
     *,
     output: OutputPart = None,
     covariance: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
 ) -> OutputGaussian:
     """Return the Gaussian over outputs of a network that is linearised at the centre of each component.
 
@@ -118,7 +118,8 @@ def linearise(
         inputs: as in `predict`.
         output: as in `predict`.
         covariance: keep the covariance between the outputs of each example too.
-        progress: called with (examples done, examples in all, "examples"), components one after the other.
+        progress: True for a line on stderr with the time left, or a function that is called with (examples done,
+            examples in all, "examples"), components one after the other.
 
     Raises:
         InputError: the model has no derivative under `torch.func.vmap`.
@@ -126,6 +127,7 @@ def linearise(
     model = select_output(model, output)
     given = inputs_of(inputs, model)
     count = examples_in(given)
+    shown = progress_of(progress)
     parts = []
     for number in range(len(posterior.components)):
         known = Linearisation(model, posterior, number)
@@ -133,8 +135,8 @@ def linearise(
         pieces = []
         for rows, call in batches(given, size):
             pieces.append(known.gaussian(call, covariance))
-            if progress is not None:
-                progress(number * count + rows.stop, len(posterior.components) * count, "examples")
+            if shown is not None:
+                shown(number * count + rows.stop, len(posterior.components) * count, "examples")
         parts.append([torch.cat(piece) for piece in zip(*pieces, strict=True)])
     mean, std, *between = (torch.stack(part) for part in zip(*parts, strict=True))
     return OutputGaussian(mean, std, posterior.weights, between[0] if covariance else None)

@@ -19,7 +19,8 @@ __all__ = [
 ]
 
 _DATA = ("examples", "test_examples")
-_TRAINED = (*_DATA, "reference_networks", "prior", "epochs", "batch", "rate", "workers", "lanes")
+_NETWORKS = (*_DATA, "prior", "epochs", "batch", "rate", "workers", "lanes")
+_TRAINED = (*_NETWORKS, "reference_networks")
 _HMC = ("chains", "chain_draws", "warmup", "leapfrog", "thin")
 _RUNS = ("groups", "runs", "draws", "swag_collect", "swag_rate", "sghmc_rate", "sghmc_thin", "sghmc_warmup")
 _IMPLICIT = ("groups", "runs", "draws", "members", "mask_scale", "packed_share")
@@ -47,7 +48,7 @@ STUDY = Study(
         ),
         Part("marginals", marginals.TITLE, marginals.part, (*_TRAINED, *_HMC, *_RUNS)),
         Part("table", table.TITLE, table.part, (*_TRAINED, *_HMC, *_ALL, "permutations")),
-        Part("implicit", implicit.TITLE, implicit.part, (*_TRAINED, *_IMPLICIT, "rank_one", "refine_steps")),
+        Part("implicit", implicit.TITLE, implicit.part, (*_NETWORKS, *_IMPLICIT, "rank_one", "refine_steps")),
         Part("collapse", collapse.TITLE, collapse.part, _TRAINED),
         Part(
             "mass",

@@ -234,14 +234,15 @@ def implicit_of(workspace: SymmetryWorkspace) -> dict[str, str]:
 
 
 def _allowed(workspace: SymmetryWorkspace, method: str) -> bool:
-    """Whether an implicit ensemble of the user's model can be made: two networks are, without training."""
+    """Whether an implicit ensemble of the user's model can be made: one is, without training."""
     task, settings = problem(workspace), workspace.settings
     try:
         if method == "packed":
             ob.narrow(task.model, symmetry(workspace), settings.packed_share)
         else:
+            untrained: Any = _implicit(settings, method)
             few = (task.train[0][: settings.batch], task.train[1][: settings.batch])
-            ob.sample(task.model, few, _implicit(replace(settings, epochs=0, members=2, draws=2), method))
+            ob.sample(task.model, few, replace(untrained, epochs=0))
     except ob.errors.OnebasinError:
         return False
     return True

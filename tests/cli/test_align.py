@@ -496,7 +496,7 @@ MISTAKES = [
     (COMPARE + " {model} --test {folder}/data.npz", 10, "--test goes with --data"),
     (COMPARE + " {model} --data {folder}/names.npz", 10, "found pictures, labels"),
     (COMPARE + " {model} --data {folder}/absent.npz", 5, "there is no file"),
-    (COMPARE + " {model} --data {folder}/models.py", 10, ".npz or .safetensors"),
+    (COMPARE + " {model} --data {folder}/models.py", 10, ".npz, .npy or .safetensors"),
     (COMPARE + " {model} --data {folder}/data.npz --points 4", 10, "odd number of --points"),
     (COMPARE + " {model} --data {folder}/data.npz --loss mse", 10, "target values"),
     ("merge {one} -o {folder}/m.safetensors {known}", 10, "the mean of one is itself"),

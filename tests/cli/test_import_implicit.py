@@ -83,7 +83,7 @@ def test_a_bayesian_network_becomes_the_file_of_a_posterior(place: Path, run: Ru
 def test_ordinary_networks_and_other_ones_are_told_as_before(place: Path, run: Run) -> None:
     model = ("--model", f"{place}/model.py:net")
     code, out, _ = run("import", place / "plain.ckpt", "-o", place / "one", *model)
-    assert code == 0 and "1 network:" in out
+    assert code == 0 and "Population of 1 network" in out
     code, _, err = run("import", place / "plain.ckpt", "-o", place / "two", "--model", f"{place}/model.py:other")
     assert code == SpecError.exit_code and "is missing weight, bias" in err
     code, _, err = run("import", place / "plain.ckpt", "-o", place / "three", *model, "--draws", 2)

@@ -32,7 +32,7 @@ def test_methods_are_values() -> None:
     assert ob.HMC(draws=5) == ob.HMC(draws=5) != ob.HMC()
     with pytest.raises(FrozenInstanceError):
         ob.HMC().draws = 3  # type: ignore[misc]
-    with pytest.raises(TypeError):
+    with pytest.raises(InputError, match="HMC takes no argument by place"):
         ob.HMC(5)  # type: ignore[misc]
 
 

@@ -34,7 +34,8 @@ SET = {
     "symmetry": "table.reference_networks=6 table.epochs=1 table.groups=2 table.runs=2 table.singles=1 table.draws=6 "
     "table.chains=4 table.chain_draws=5 table.warmup=2 table.leapfrog=2 table.vi_epochs=1 table.swag_collect=3 "
     "table.sghmc_warmup=1 table.workers=1 table.permutations=19 mass.mass_decays=0,0.005 mass.mass_networks=2 "
-    "mass.mass_epochs=1 order.order_networks=2 order.order_rates=0.2,0.002 order.order_epochs=2",
+    "mass.mass_epochs=1 order.order_networks=2 order.order_rates=0.2,0.002 order.order_epochs=2 "
+    "table.members=2 implicit.rank_one=3 implicit.refine_steps=2",
 }
 
 
