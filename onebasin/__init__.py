@@ -260,7 +260,7 @@ _HOMES = {
         "verify",
     ),
 }
-_LOADED: dict[str, Any] = {}
+_LOADED = dict[str, Any]()
 _PACKAGES = ("data", "errors", "examples", "metrics", "parallel", "reporting", "storage")
 __all__ = [
     "EMA",
