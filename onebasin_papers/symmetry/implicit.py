@@ -43,7 +43,7 @@ report = ob.reporting
 
 TITLE = "Are the members of an implicit ensemble different networks, and what are they worth for their room?"
 SMALL = 0.1  # share of variance within runs, and of barriers: a tenth is called little
-_PAIRS = 2  # runs of each group whose barriers are measured
+_PAIRS = 2  # runs of each group whose barriers are measured: within each, and between the first two
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,11 @@ def spread_of(workspace: SymmetryWorkspace, method: str, title: str) -> Spread:
         own = population[(chain >= group * settings.runs) & (chain < (group + 1) * settings.runs)]
         shares["given"].append(share_within(own, names))
         shares["aligned"].append(share_within(ob.align(own, symmetry(workspace)).population, names))
-        first = chain_of(own).unique()[:_PAIRS].tolist()
-        for run in first:
-            pair = own[chain_of(own) == run]
-            _add_barrier(workspace, barriers, "within", pair[0], pair[1])
-            verdicts.append(ob.match(pair[0], pair[1], symmetry(workspace)).verdict)
-        ends = [own[chain_of(own) == run][0] for run in chain_of(own).unique()[:2].tolist()]
-        _add_barrier(workspace, barriers, "between", ends[0], ends[1])
+        runs = [own[chain_of(own) == run] for run in chain_of(own).unique()[:_PAIRS].tolist()]
+        for members in runs:
+            _add_barrier(workspace, barriers, "within", members[0], members[1])
+            verdicts.append(ob.match(members[0], members[1], symmetry(workspace)).verdict)
+        _add_barrier(workspace, barriers, "between", runs[0][0], runs[1][0])
     return Spread(
         title,
         verdicts=tuple(verdicts),
@@ -304,7 +302,7 @@ def _claims(workspace: SymmetryWorkspace, spreads: Sequence[Spread], forms: Sequ
         "Ours: the weights of implicit ensembles vary between runs, hardly within one.",
         graded(all(little), 2 * sum(little) > len(little)),
         "share within runs in one frame: "
-        + _listed((one.method, one.aligned, 100.0, "%") for one in spreads)
+        + ", ".join(f"{one.method} {100 * fmean(one.aligned):.2f} %" for one in spreads)
         + f" (criterion: below {SMALL:.0%} by three standard errors, for every method)",
         "not tested",
         _but(spreads, little),
@@ -349,7 +347,3 @@ def _but(spreads: Sequence[Spread], held: Sequence[bool]) -> str:
 def _surely_below(values: Sequence[float], limit: float) -> bool:
     mean, error = mean_error(list(values))
     return mean + SURE * (error or 0.0) < limit
-
-
-def _listed(entries: Iterator[tuple[str, Sequence[float], float, str]]) -> str:
-    return ", ".join(f"{name} {factor * fmean(values):.2f} {unit}" for name, values, factor, unit in entries)
